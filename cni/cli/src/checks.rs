@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Checks for the tests of the programs: the commands, and JSON documents against `docs/json.md`.
+//! Checks for the tests of both programs: of their commands, and of JSON documents against `docs/json.md`.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic reports what failed")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,16 +17,16 @@ use crate::manual;
 use crate::program::{command, finish};
 use crate::sibling;
 
-/// The page about the documents.
+/// The documentation page about the JSON documents.
 const PAGE: &str = include_str!("../../../docs/json.md");
 
-/// The type of a result of the CNI specification, whose fields are not on the page.
+/// The type of CNI results, whose fields the page does not list.
 const RESULT: &str = "CNI result";
 
-/// Reads the arguments of one command.
+/// Parses the arguments of one command.
 ///
 /// # Errors
-/// The message that a program would print.
+/// The message that the program would print.
 pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
     let command = finish(A::augment_args(Command::new("command").no_binary_name(true)));
     let matches = command.try_get_matches_from(words.split_whitespace());
@@ -35,7 +35,7 @@ pub fn args<A: clap::Args>(words: &str) -> Result<A, String> {
 
 /// Checks the commands of a program: that clap accepts their definitions, that the other program's list of them is
 /// complete, that everything visible has a summary and a help text, that the examples can be parsed, and that groff and
-/// the shells of this machine understand manual pages and completions.
+/// the machine's shells can read manual pages and completions.
 ///
 /// # Panics
 /// Something is missing or invalid.
@@ -69,7 +69,7 @@ fn described(command: &Command) {
     for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
         is_phrase(name, &argument.get_help().map(ToString::to_string).unwrap_or_default());
     }
-    // Possible values with comments of their own would have another layout in the long help.
+    // Possible values with help texts of their own would give the long help another layout.
     let help = |option| command.clone().try_get_matches_from([name, option]).map_err(|help| help.to_string());
     assert_eq!(help("-h").err(), help("--help").err(), "{name} -h, and {name} --help on the right");
     command.get_subcommands().for_each(described);
@@ -80,7 +80,7 @@ fn is_phrase(name: &str, text: &str) {
     assert!(is_phrase && text.chars().count() <= 160, "{name}: {text:?}");
 }
 
-/// Reads each line behind `Examples:` that calls the program.
+/// Parses each line after `Examples:` that calls the program.
 fn examples_are_valid(program: &Command) {
     let mut found = Vec::new();
     collect_examples(program, &mut found);
@@ -101,7 +101,7 @@ fn collect_examples(command: &Command, found: &mut Vec<String>) {
     command.get_subcommands().for_each(|inner| collect_examples(inner, found));
 }
 
-/// The formatter, if there is one, reports no error.
+/// Checks that groff, if it is installed, reports no error.
 fn groff_reads_the_pages(program: &Command) {
     for page in manual::pages(program).unwrap() {
         let mut groff = Process::new("groff");
@@ -114,7 +114,8 @@ fn groff_reads_the_pages(program: &Command) {
     }
 }
 
-/// Each shell that there is finds no mistake. (QEMU's user emulation does not report a program that cannot be started.)
+/// Checks that each installed shell finds no mistake. (QEMU's user emulation does not report a program that cannot be
+/// started.)
 fn shells_read_the_scripts(program: &Command) {
     let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -130,10 +131,10 @@ fn shells_read_the_scripts(program: &Command) {
     }
 }
 
-/// Each field with the types that it has.
+/// The fields with the types that each of them has.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
-/// The cells of the table below a heading of `docs/json.md`, without the head of the table.
+/// The cells of the table below a heading in `docs/json.md`, without the table's head.
 ///
 /// # Panics
 /// The page has no such heading.
@@ -155,11 +156,11 @@ fn documented(heading: &str) -> Fields {
     rows(heading).into_iter().map(field).collect()
 }
 
-/// Compares the fields of documents with those below a heading of `docs/json.md`, in both directions. The
-/// documents together have each type that a field can have.
+/// Compares the fields of documents with those below a heading in `docs/json.md`, in both directions. Together, the
+/// documents must contain every type that a field can have.
 ///
 /// # Panics
-/// They differ.
+/// The fields differ.
 pub fn assert_documented<T: Serialize>(heading: &str, documents: &[T]) {
     let wanted = documented(heading);
     let mut found = Fields::new();
@@ -172,7 +173,7 @@ pub fn assert_documented<T: Serialize>(heading: &str, documents: &[T]) {
 
 fn in_object(above: &str, value: &Value, wanted: &Fields, found: &mut Fields) {
     for (name, value) in value.as_object().expect("an object") {
-        // An object that has names for keys.
+        // The keys of this object are names.
         let is_map = wanted.contains_key(&format!("{above}*"));
         let path = if is_map { format!("{above}*") } else { format!("{above}{name}") };
         if wanted.get(&path).is_some_and(|types| types.contains(RESULT)) {
@@ -193,7 +194,7 @@ fn in_object(above: &str, value: &Value, wanted: &Fields, found: &mut Fields) {
     }
 }
 
-/// The type as the page names it; none for an empty array, which may be of anything.
+/// The type as the page names it. None for an empty array, whose elements could have any type.
 fn kind(value: &Value) -> Option<&'static str> {
     Some(match value {
         Value::Null => "null",

@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-/// Prints a header and lines, each column as wide as its widest cell.
+/// Prints a header and lines, in which each column is as wide as its widest cell.
 ///
 /// # Errors
 /// `out` cannot be written.

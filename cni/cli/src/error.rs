@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The reasons why a command ends early, each printed as one line on standard error.
+//! The reasons why a command ends early, each of which is printed as one line on standard error.
 
 use std::error::Error as _;
 use std::fmt::Display;
@@ -8,25 +8,25 @@ use std::io;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// The reason why a command ends early.
+/// Why a command ends early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The arguments cannot be used: exit code 2, and a hint at the help.
+    /// The arguments cannot be used. The exit code is 2, and the message refers to the help.
     Usage(String),
-    /// The work failed: exit code 1.
+    /// The work failed. The exit code is 1.
     Failed(String),
-    /// Standard output or standard error cannot be written: exit code 1. Without a message if the reader has closed it, as
-    /// `head` does when it has read enough.
+    /// Standard output or standard error cannot be written. The exit code is 1. There is no message if the reader has
+    /// closed the pipe, as `head` does when it has read enough.
     Report(io::Error),
 }
 
 impl Failure {
-    /// The failure of the work itself.
+    /// A failure of the work itself.
     pub fn failed(error: impl Display) -> Self {
         Self::Failed(error.to_string())
     }
 
-    /// Arguments that cannot be used, for a reason that only the command knows.
+    /// A failure because of arguments that cannot be used, for a reason that only the command knows.
     pub fn usage(error: impl Display) -> Self {
         Self::Usage(error.to_string())
     }
@@ -38,7 +38,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Formats an error of clap as one line. Words of the user are escaped: a line's end in one of them stays in the line.
+/// Formats an error from clap as one line. Words that the user typed are escaped, so a line break in one of them does
+/// not end the line.
 pub(crate) fn line(error: &clap::Error) -> String {
     use ContextKind::{
         InvalidArg, InvalidSubcommand, InvalidValue, PriorArg, SuggestedArg, SuggestedSubcommand,
@@ -46,7 +47,7 @@ pub(crate) fn line(error: &clap::Error) -> String {
     };
     let all = |kind| error.get(kind).map_or_else(Vec::new, words);
     let first = |kind| all(kind).into_iter().next().unwrap_or_default();
-    // The nearest word is the last one.
+    // The last word is the most similar one.
     let near = |kind| all(kind).last().map_or_else(String::new, |word| format!(": did you mean {word}?"));
     let (arg, value) = (first(InvalidArg), first(InvalidValue));
     let name = option_name(&arg);
@@ -76,7 +77,7 @@ pub(crate) fn line(error: &clap::Error) -> String {
                 (valid, false) => format!("{name} must be {valid}, not {value:?}{}", near(SuggestedValue)),
             }
         }
-        // Our parsers say what the value must be.
+        // Our own parsers say what the value must be.
         ErrorKind::ValueValidation => match error.source() {
             Some(wanted) => format!("{name} must be {wanted}, not {value:?}"),
             None => format!("{name}: {value:?} cannot be used"),
@@ -89,12 +90,12 @@ pub(crate) fn line(error: &clap::Error) -> String {
     }
 }
 
-/// The unknown command that an error of clap is about.
+/// The unknown command to which an error from clap refers.
 pub(crate) fn unknown_command(error: &clap::Error) -> Option<String> {
     error.get(ContextKind::InvalidSubcommand).map(words)?.into_iter().next()
 }
 
-/// Text of the caller without control characters: it is printed on a terminal, and in one line.
+/// Text from the caller without control characters, because it is printed on a terminal and in one line.
 pub(crate) fn escaped(text: &str) -> String {
     let escape = |letter: char| match letter.is_control() {
         true => letter.escape_debug().to_string(),
@@ -103,7 +104,7 @@ pub(crate) fn escaped(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// `--output` of `--output <FORMAT>` and of `--output[=<FORMAT>]`, and `NETWORK` of `<NETWORK>`.
+/// Returns `--output` for `--output <FORMAT>` and `--output[=<FORMAT>]`, and `NETWORK` for `<NETWORK>`.
 fn option_name(arg: &str) -> &str {
     let name = arg.split([' ', '=']).next().unwrap_or(arg);
     name.trim_matches(['<', '>', '[', ']'])
@@ -117,7 +118,7 @@ fn words(value: &ContextValue) -> Vec<String> {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Formats `a`, `a or b`, or `a, b or c`.
 fn alternatives(words: &[String]) -> String {
     listed(&words.iter().map(String::as_str).collect::<Vec<_>>(), "or")
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! JSON for programs. `docs/json.md` has each field, and a test compares it with what is printed.
+//! JSON output for programs. `docs/json.md` lists each field, and a test compares the page with the output.
 
 use std::io::{self, Write};
 
 use cni_state::documents::{Document, Form};
 use serde::Serialize;
 
-/// Prints a document with the number of its form, its fields sorted by their names.
+/// Prints a document with the number of its form. The fields are sorted by name.
 ///
 /// # Errors
 /// `out` cannot be written.

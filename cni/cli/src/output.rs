@@ -28,19 +28,19 @@ pub struct Output {
 }
 
 impl Output {
-    /// True if JSON is to be printed.
+    /// True if the command is to print JSON.
     #[must_use]
     pub fn json(self) -> bool {
         self.json || self.output == Format::Json
     }
 }
 
-/// An output whose reader may go before the end, as `head` does: what is written after that is discarded. For commands that
-/// work on after they have printed something.
+/// An output whose reader may close it before the end, as `head` does. Everything that is written afterwards is
+/// discarded. It is meant for commands that continue to work after they have printed something.
 pub struct UnlessClosed<'a>(Option<&'a mut dyn Write>);
 
 impl<'a> UnlessClosed<'a> {
-    /// Wraps `out`; what is written after the reader has gone is dropped.
+    /// Wraps `out`. Everything that is written after the reader has closed it is discarded.
     pub fn new(out: &'a mut dyn Write) -> Self {
         Self(Some(out))
     }
@@ -70,12 +70,12 @@ impl Write for UnlessClosed<'_> {
     }
 }
 
-/// A text that is not a number of a range.
+/// A text that is not a number within a range.
 #[derive(Debug, thiserror::Error)]
 #[error("a number between {} and {}", .0.start(), .0.end())]
 pub struct OutOfRange<T: Debug + Display>(RangeInclusive<T>);
 
-/// A parser of numbers whose error shows the range.
+/// A parser for numbers whose error shows the range.
 pub fn number<T>(
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, OutOfRange<T>> + Clone + Send + Sync + 'static

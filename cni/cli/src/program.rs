@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A call of a program: reads the arguments, runs the command's code and prints its error.
+//! Runs a program: parses the arguments, runs the command's code and prints its error.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -13,16 +13,16 @@ use crate::error::{Failure, escaped, line, unknown_command};
 use crate::sibling;
 use crate::visible::Visible;
 
-/// The width of help texts, whatever the terminal's is: pages show them.
+/// The width of help texts. It does not depend on the terminal, because the documentation shows them.
 const WIDTH: usize = 100;
 
-/// The description is between the summary and the usage, as in a manual page.
+/// The layout of the help, which has the description between the summary and the usage, as a manual page does.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
-/// The arguments as text. For one that is not UTF-8, prints the error and returns the exit code.
+/// Converts the arguments to text. If one is not UTF-8, prints the error and returns the exit code.
 ///
 /// # Errors
-/// The exit code.
+/// The exit code of the program.
 pub fn utf8(
     program: &str,
     args: impl Iterator<Item = OsString>,
@@ -33,8 +33,8 @@ pub fn utf8(
     })
 }
 
-/// Runs a program and returns the exit code: 0 for success, 1 for a failure, 2 for arguments that cannot be used, others
-/// as in the command's help. What it writes is [visible](Visible).
+/// Runs a program and returns the exit code: 0 for success, 1 for a failure, 2 for arguments that cannot be used, and
+/// others as the command's help lists them. The output is [visible](Visible).
 pub fn run<P: Parser>(
     args: &[String],
     out: &mut dyn Write,
@@ -45,7 +45,7 @@ pub fn run<P: Parser>(
     let (out, err): (&mut dyn Write, &mut dyn Write) = (&mut out, &mut err);
     let program = command::<P>();
     let name = program.get_name().to_owned();
-    // Without a command: the overview, as with `help`.
+    // Without a command, the overview is printed, as with `help`.
     let args = if args.is_empty() && program.has_subcommands() { &["--help".to_owned()][..] } else { args };
     let words = std::iter::once(&name).chain(args);
     let parsed = program.clone().try_get_matches_from(words);
@@ -72,16 +72,16 @@ pub fn run<P: Parser>(
     report(&call, done, err)
 }
 
-/// Where an unknown command is, if the other program has it.
+/// A message that names the other program, if that has the unknown command.
 fn command_of_sibling(program: &Command, call: &str, error: &clap::Error) -> Option<String> {
     let (name, command) = (program.get_name(), unknown_command(error)?);
-    // Below a command, or behind `help`, too.
+    // The command is also unknown below a command or after `help`.
     let is_first = call == name || call == format!("{name} help");
     let sibling = sibling::program_with(&command, name).filter(|_| is_first)?;
     Some(format!("unknown command {command:?}: `{sibling} {command}` is a command of {sibling}"))
 }
 
-/// Prints why a command failed, in one line, and returns its exit code.
+/// Prints in one line why a command failed, and returns its exit code.
 pub fn report(call: &str, done: Result<u8, Failure>, err: &mut dyn Write) -> u8 {
     let told = |written: io::Result<()>, code| written.map_or(1, |()| code);
     match done {
@@ -95,7 +95,7 @@ pub fn report(call: &str, done: Result<u8, Failure>, err: &mut dyn Write) -> u8 
     }
 }
 
-/// The name of the program and of the command that was called.
+/// The name of the program, followed by that of the command that was called.
 fn call(name: &str, matches: &ArgMatches) -> String {
     match matches.subcommand() {
         Some((command, inner)) => format!("{name} {}", call(command, inner)),
@@ -103,7 +103,7 @@ fn call(name: &str, matches: &ArgMatches) -> String {
     }
 }
 
-/// The same for arguments that cannot be read: the words in front that name commands.
+/// The same for arguments that cannot be parsed, from the leading words that name commands.
 fn called(program: &Command, args: &[String]) -> String {
     let (mut at, mut call) = (program, program.get_name().to_owned());
     for word in args {
@@ -114,7 +114,8 @@ fn called(program: &Command, args: &[String]) -> String {
     call
 }
 
-/// The first option or argument whose value on the command line is empty. An option may be empty if that is its default.
+/// The first option or argument that has an empty value on the command line. An option may be empty if that is its
+/// default.
 fn empty_value(command: &Command, matches: &ArgMatches) -> Option<String> {
     let is_given = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let has_empty = |arg: &Arg| {
@@ -130,14 +131,14 @@ fn empty_value(command: &Command, matches: &ArgMatches) -> Option<String> {
     empty_value(command.find_subcommand(name)?, inner)
 }
 
-/// The commands of a program, with the layout of help that all have.
+/// The commands of a program, with the help layout that all commands share.
 #[must_use]
 pub fn command<P: Parser>() -> Command {
     finish(P::command())
 }
 
-/// `-h` and `--help` print the same. The last of several values counts, and the case of fixed words does not. A negative
-/// number is a value, which the option's parser refuses with the range.
+/// Makes `-h` and `--help` print the same text. The last of several values counts, and the case of fixed words does not
+/// matter. A negative number is taken as a value, which the option's parser then refuses with the range.
 pub(crate) fn finish(command: Command) -> Command {
     let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string).unwrap_or_default();
     let (about, long) = (text(command.get_about()), text(command.get_long_about()));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Manual pages and completions below a share directory, as `/usr/local/share`.
+//! Manual pages and completions below a share directory such as `/usr/local/share`.
 //!
-//! A file with the program's mark is ours: an installation replaces it, and only such files are removed.
+//! A file with the program's mark belongs to the program. An installation replaces such files, and only such files are
+//! removed.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -13,12 +14,12 @@ use clap::{Command, ValueEnum as _};
 use crate::completions::{Shell, script, script_path};
 use crate::manual::{self, SECTION, mark};
 
-/// The suffix of a file that is not complete.
+/// The suffix of a file that is not yet complete.
 const TEMPORARY: &str = ".slipway-new";
-/// The most bytes of a file in which the mark is looked for.
+/// The number of bytes at the beginning of a file in which the mark is searched.
 const HEAD: usize = 512;
 
-/// The failures of an installation of manual pages and completions.
+/// Failures of an installation of manual pages and completions.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     /// A system call failed on a file.
@@ -45,29 +46,31 @@ fn io_failed(operation: &'static str, path: &Path, source: io::Error) -> ShareEr
     ShareError::Io { operation, path: path.to_owned(), source }
 }
 
-/// The changes of a program's files below share directories.
+/// The planned changes to a program's files below share directories.
 #[derive(Debug, Default)]
 pub struct Plan {
     directory: Option<PathBuf>,
     changes: Vec<Change>,
 }
 
-/// A change of one file.
+/// The change of a single file.
 #[derive(Debug)]
 struct Change {
     /// The share directory.
     share: PathBuf,
     path: PathBuf,
-    /// Its new text; none: it is removed.
+    /// The file's new text, or none if the file is removed.
     text: Option<String>,
 }
 
 impl Plan {
-    /// Plans to bring the files up to date, in the wanted directory or else in the recorded one. Files that
-    /// only an earlier version had, or that are in another recorded directory, are removed. Changes nothing.
+    /// Plans to bring the files up to date, in the wanted directory or otherwise in the recorded one. Files that only
+    /// an earlier version had are removed, and so are files in another recorded directory. The plan itself changes
+    /// nothing.
     ///
     /// # Errors
-    /// [`ShareError::Taken`] if a name is in use by a file without our mark; files cannot be read.
+    /// [`ShareError::Taken`] if a file without our mark has one of the names; [`ShareError::Io`] if files cannot be
+    /// read.
     pub fn install(
         program: &Command,
         wanted: Option<&Path>,
@@ -93,7 +96,7 @@ impl Plan {
         Ok(Self { directory: Some(share), changes })
     }
 
-    /// Plans to remove all of our files. Changes nothing.
+    /// Plans to remove all of our files. The plan itself changes nothing.
     ///
     /// # Errors
     /// Files cannot be read.
@@ -108,8 +111,8 @@ impl Plan {
         self.directory.as_deref()
     }
 
-    /// Makes the changes: each file by one rename. Directories that a removal leaves empty are removed, up to
-    /// the share directory.
+    /// Makes the changes, each file by a single rename. Directories that a removal leaves empty are removed, up to the
+    /// share directory.
     ///
     /// # Errors
     /// A file or a directory cannot be written or removed.
@@ -120,7 +123,7 @@ impl Plan {
         })
     }
 
-    /// Prints the changes.
+    /// Prints the planned changes.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -132,7 +135,7 @@ impl Plan {
     }
 }
 
-/// The files below a share directory.
+/// The paths and texts of the files below a share directory.
 fn files(program: &Command, share: &Path) -> Result<Vec<(PathBuf, String)>, ShareError> {
     let pages = manual::pages(program).map_err(|e| io_failed("write manual pages for", share, e))?;
     let pages = pages.into_iter().map(|page| (manual_path(&page.name), page.text));
@@ -146,13 +149,13 @@ fn manual_path(page: &str) -> PathBuf {
     PathBuf::from(format!("man/man{SECTION}/{page}.{SECTION}"))
 }
 
-/// The removal of each of our files.
+/// Changes that remove each of our files.
 fn removals(program: &Command, share: &Path) -> Result<Vec<Change>, ShareError> {
     let removal = |path| Change { share: share.to_owned(), path, text: None };
     Ok(ours(program, share)?.into_iter().map(removal).collect())
 }
 
-/// The files with our mark, under the names that any version gives them.
+/// The files with our mark that have a name which any version gives them.
 fn ours(program: &Command, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
     let mut found = Vec::new();
     let section = share.join(format!("man/man{SECTION}"));
@@ -163,7 +166,7 @@ fn ours(program: &Command, share: &Path) -> Result<Vec<PathBuf>, ShareError> {
         Err(error) => return Err(io_failed("list", &section, error)),
     };
     let is_page = |name: &str| {
-        // A killed installation leaves a file with the suffix.
+        // An installation that was killed may have left a file with the suffix.
         let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
         let page = name.strip_suffix(&suffix).and_then(|page| page.strip_prefix(program.get_name()));
         page.is_some_and(|of| of.is_empty() || of.starts_with('-'))
@@ -196,7 +199,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, ShareError> {
     }
 }
 
-/// The name of a file until it is complete.
+/// The name under which a file is written until it is complete.
 fn temporary(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(TEMPORARY);
@@ -215,7 +218,7 @@ fn write(path: &Path, text: &str) -> Result<(), ShareError> {
 fn remove(share: &Path, path: &Path) -> Result<(), ShareError> {
     fs::remove_file(path).map_err(|e| io_failed("remove", path, e))?;
     for directory in path.ancestors().skip(1).take_while(|directory| *directory != share) {
-        // rmdir(2) leaves a directory that is not empty.
+        // rmdir(2) fails for a directory that is not empty.
         if fs::remove_dir(directory).is_err() {
             break;
         }

@@ -2,7 +2,8 @@
 
 //! Finds out that a command which this program does not know belongs to the other program, for the error message.
 
-/// The commands of each program, without those that both have. A test of each program compares them with its own.
+/// The commands of each program, except those that both have. A test of each program compares the list with its own
+/// commands.
 const COMMANDS: [(&str, &[&str]); 2] = [
     (
         "slipway",
@@ -28,13 +29,13 @@ const COMMANDS: [(&str, &[&str]); 2] = [
     ("slipwayd", &["run", "render", "status", "top", "pod", "networks"]),
 ];
 
-/// The commands of a program, for its test.
+/// The commands of a program, for that program's test.
 #[cfg(any(test, feature = "checks"))]
 pub(crate) fn commands(program: &str) -> Option<&'static [&'static str]> {
     COMMANDS.into_iter().find(|(name, _)| *name == program).map(|(_, commands)| commands)
 }
 
-/// The program that has a command which `program` does not have.
+/// The program that has this command, if `program` does not have it.
 pub(crate) fn program_with(command: &str, program: &str) -> Option<&'static str> {
     COMMANDS
         .into_iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A program that is made of this crate.
+//! A test program that is built with this crate.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -244,7 +244,7 @@ fn an_argument_that_is_not_utf_8_is_refused() {
     assert_eq!(utf8([b"pod", b"a\xff"]), (Err(2), line.to_owned()));
 }
 
-/// An output that cannot be written for this reason.
+/// An output that fails with this kind of error.
 struct Failing(io::ErrorKind);
 
 impl Write for Failing {
@@ -274,7 +274,7 @@ fn output_that_cannot_be_written_is_a_failure() {
             code == 1 && message.ends_with(": write the output: no storage space\n"),
             "{line}: {message}"
         );
-        // `head` has read enough.
+        // `head` has read enough and has closed the pipe.
         assert_eq!(told(io::ErrorKind::BrokenPipe), (1, String::new()), "{line}");
     }
 }
@@ -329,7 +329,7 @@ fn the_files_are_written_and_removed() {
     for file in ["man/man8/try.8", "man/man8/try-pod-up.8", "zsh/site-functions/_try"] {
         assert!(share.join(file).is_file() && out.contains(file), "{file}: {out}");
     }
-    // A page of a program whose name begins like this one's.
+    // This page belongs to a program whose name only begins like this one's.
     let other = share.join("man/man8/trying.8");
     std::fs::copy(share.join("man/man8/try.8"), &other).unwrap();
     assert_eq!(tried(&format!("manual {} --remove", share.display())).0, 0);

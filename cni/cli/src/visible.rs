@@ -4,20 +4,20 @@
 
 use std::io::{self, Write};
 
-/// Writes control characters (ECMA-48, C0 and C1) but line feeds and tabs as JSON escapes, `\u001b`: names of processes,
-/// links, files and containers come from others, and a terminal would obey what they contain.
+/// Writes control characters (ECMA-48, C0 and C1) except line feeds and tabs as JSON escapes such as `\u001b`. Names of
+/// processes, links, files and containers come from others, and a terminal would obey control characters in them.
 #[derive(Debug)]
 pub struct Visible<W> {
     inner: W,
-    /// The last byte was the first one of a character from U+0080 to U+00BF, and is not written yet.
+    /// True if the last byte was the first one of a character from U+0080 to U+00BF, and has not been written yet.
     has_lead: bool,
 }
 
-/// The first byte of characters from U+0080 to U+00BF in UTF-8. Those below U+00A0 are the controls C1.
+/// The first byte in UTF-8 of characters from U+0080 to U+00BF. Those below U+00A0 are the C1 controls.
 const LEAD: u8 = 0xc2;
 
 impl<W: Write> Visible<W> {
-    /// Output to `inner`.
+    /// Creates an output that writes to `inner`.
     pub const fn new(inner: W) -> Self {
         Self { inner, has_lead: false }
     }

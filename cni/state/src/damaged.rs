@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Documents with damaged bytes, to parse.
+//! Documents with damaged bytes, for tests of parsers.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -34,7 +34,7 @@ impl Edit {
     }
 }
 
-/// The document with one to five changes, which may insert these words as well as [`WORDS`].
+/// The document with one to five changes, which may insert these words and [`WORDS`].
 pub(crate) fn damaged(document: Vec<u8>, words: &[&'static str]) -> impl Strategy<Value = Vec<u8>> {
     let place = any::<Index>;
     let edit = prop_oneof![

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The parsers that are not public, for fuzzing.
+//! Parsers that are not public, for the fuzz targets.
 
 use std::fmt::Debug;
 
 use crate::subnet_env::SubnetEnv;
 
-/// flanneld's file. Content that is accepted and can be written stays the same when it is read again.
+/// Reads flanneld's file. Content that is accepted and can be written must be the same when it is read again.
 pub fn subnet_env(bytes: &[u8]) -> impl Debug {
     let text = String::from_utf8_lossy(bytes);
     let read = SubnetEnv::parse("subnet.env", &text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The ranges of addresses in configurations of host-local.
+//! The address ranges in configurations of host-local.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,7 @@ use cni_kernel::AddressFamily;
 use cni_spec::address::{AddressError, check_container, check_router};
 use ipnet::IpNet;
 
-/// Addresses `first` to `last`, both included, of one subnet.
+/// The addresses from `first` to `last`, both included, in one subnet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     /// The subnet; allocated addresses get its prefix length.
@@ -33,7 +33,7 @@ pub struct RawRange {
     pub gateway: Option<IpAddr>,
 }
 
-/// The reason why a range cannot be used. The texts are the reference's.
+/// Why a range cannot be used. The texts are those of the reference plugin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     #[error("missing subnet")]
@@ -68,8 +68,9 @@ pub enum RangeError {
 }
 
 impl RawRange {
-    /// Checks the range and fills in defaults: `.1` as gateway and first address; as the last address the one
-    /// before the broadcast address (IPv4) or the last one of the subnet (IPv6).
+    /// Checks the range and fills in defaults. The gateway and the first address default to the first one after the
+    /// network's. The last address defaults to the one before the broadcast address (IPv4), or the last one of the
+    /// subnet (IPv6).
     pub fn resolve(&self) -> Result<Range, RangeError> {
         let subnet = self.subnet.ok_or(RangeError::NoSubnet)?;
         let bits = subnet.max_prefix_len();
@@ -94,7 +95,7 @@ impl RawRange {
             }),
             gateway: self.gateway.unwrap_or(second),
         };
-        // The error of an empty range names the start if the configuration has one, as in the reference.
+        // As in the reference plugin, the error for an empty range names the start if the configuration has one.
         let ordered = same_family(range.first, range.last) && number(range.first) <= number(range.last);
         if !subnet.contains(&range.first) || (self.first.is_some() && !ordered) {
             return Err(RangeError::Start(range.first, subnet));
@@ -107,7 +108,7 @@ impl RawRange {
 }
 
 impl Range {
-    /// Excludes the subnet's own address and its broadcast address.
+    /// Excludes the subnet's network address and its broadcast address.
     fn usable(mut self) -> Result<Self, AddressError> {
         let subnet = self.subnet;
         let checked = |address| {
@@ -134,7 +135,7 @@ impl Range {
             && (number(self.first)..=number(self.last)).contains(&number(address))
     }
 
-    /// True if an address is in both ranges.
+    /// True if the two ranges have an address in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         same_family(self.first, other.first)
@@ -149,7 +150,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// True if both addresses are of one family.
+/// True if both addresses belong to the same family.
 #[must_use]
 pub fn same_family(a: IpAddr, b: IpAddr) -> bool {
     AddressFamily::of(a) == AddressFamily::of(b)
@@ -177,7 +178,7 @@ fn step(address: IpAddr, by: u128) -> IpAddr {
     from_number(AddressFamily::of(address), number(address) + by)
 }
 
-/// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference does.
+/// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference plugin does.
 #[must_use]
 pub fn canonical(address: IpAddr) -> IpAddr {
     match address {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The formats that the plugins, the commands of `slipway` and the node's agent write for each other. Each is declared
-//! once, here, as the type that both the writer and the reader use.
+//! The formats in which the plugins, the commands of `slipway` and the node's agent exchange data. Each is declared
+//! only here, as the type that both the writer and the reader use.
 //!
 //! - [`subnet_file`] and [`subnet_env`]: the node's subnets, which the agent writes and host-local and flannel read;
 //! - [`host_local`]: the ranges of a configuration of host-local, from which the agent's overview counts addresses;
 //! - [`documents`]: what the commands of `slipway` and `slipwayd` print as JSON, and what the agent replies to them;
 //! - [`report`]: the datagram that a plugin sends to the agent at the end of a call.
 //!
-//! Configurations and results of the specification belong to `cni_spec`, libcni's cache to `cni_runtime`.
+//! Configurations and results of the specification are in `cni_spec`, and libcni's cache is in `cni_runtime`.
 
 #[cfg(test)]
 mod damaged;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Reports of plugins to the node's agent: a datagram for each call of a plugin, to the Unix socket [`SOCKET`].
+//! Reports that plugins send to the node's agent: one datagram per call of a plugin, to the Unix socket [`SOCKET`].
 //!
 //! ```json
 //! {
@@ -13,9 +13,9 @@
 //! }
 //! ```
 //!
-//! `code` is the error's code in the specification; it is missing after a success. Unknown keys are ignored.
+//! `code` is the error code of the specification, and is missing after a success. Unknown keys are ignored.
 //!
-//! A report is lost if no agent listens or the queue is full, so reporting never fails or delays a call.
+//! A report is lost if no agent listens or the queue is full. Reporting therefore never fails or delays a call.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -26,14 +26,14 @@ use serde::{Deserialize, Serialize};
 /// The socket of the node's agent.
 pub const SOCKET: &str = "/run/slipway/reports.sock";
 
-/// The largest datagram that is read, in bytes.
+/// The maximum length of a datagram that is read, in bytes.
 pub const LIMIT: usize = 1024;
 
 /// The version of the format.
 const SCHEMA: u64 = 1;
-/// The most bytes of a plugin's or a network's name.
+/// The maximum length of a plugin's or network's name, in bytes.
 const NAME: usize = 128;
-/// The longest call that is read: a day.
+/// The maximum duration of a call that is accepted: a day, in microseconds.
 const LONGEST: u64 = 86_400_000_000;
 
 /// A verb of the specification.
@@ -44,9 +44,9 @@ pub enum Verb {
     Add,
     /// Detaches a container.
     Del,
-    /// Compares an attachment with the present state.
+    /// Compares an attachment with the current state.
     Check,
-    /// Removes what does not belong to a valid attachment.
+    /// Removes everything that does not belong to a valid attachment.
     Gc,
     /// Reports whether the next ADD can succeed.
     Status,
@@ -67,24 +67,24 @@ impl Verb {
         }
     }
 
-    /// The verb of a `CNI_COMMAND`; none for VERSION and unknown ones.
+    /// The verb of a `CNI_COMMAND`, or none for VERSION and unknown commands.
     #[must_use]
     pub fn of(command: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|verb| verb.as_str() == command)
     }
 }
 
-/// The end of a plugin's call.
+/// A report about the end of a plugin's call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The plugin's `type`.
     pub plugin: String,
     pub verb: Verb,
-    /// The network's name; empty if the configuration could not be read.
+    /// The network's name, empty if the configuration could not be read.
     pub network: String,
-    /// The time that the call took, without the start of the process; sent in microseconds.
+    /// How long the call took, without the start of the process. The datagram has it in microseconds.
     pub took: Duration,
-    /// The error's code; none after a success.
+    /// The error's code, or none after a success.
     pub code: Option<u32>,
 }
 
@@ -100,12 +100,12 @@ pub enum InvalidReport {
     /// The report is from a later version.
     #[error("unknown schema {0}, this version reads {SCHEMA}")]
     Schema(u64),
-    /// A key's value is out of its range.
+    /// A value is outside its range.
     #[error("key {0:?}: invalid value")]
     Value(&'static str),
 }
 
-/// The datagram's content.
+/// The content of the datagram.
 #[derive(Serialize, Deserialize)]
 struct Content<'a> {
     schema: u64,
@@ -120,19 +120,19 @@ struct Content<'a> {
 }
 
 impl Report {
-    /// Sends the report to [`SOCKET`], without waiting.
+    /// Sends the report to [`SOCKET`] without waiting.
     pub fn send(&self) {
         self.send_to(Path::new(SOCKET));
     }
 
-    /// Sends the report to a socket, without waiting. If that is impossible, the report is lost.
+    /// Sends the report to a socket without waiting. If that is not possible, the report is lost.
     pub fn send_to(&self, socket: &Path) {
         let Ok(own) = UnixDatagram::unbound() else { return };
         // ENOENT and ECONNREFUSED mean that there is no agent, EAGAIN that the agent's queue is full.
         let _lost = own.set_nonblocking(true).and_then(|()| own.send_to(&self.to_json(), socket));
     }
 
-    /// The datagram's content. Long names are cut.
+    /// The content of the datagram. Long names are truncated.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let cut = |name: &str| name[..name.floor_char_boundary(NAME)].to_owned();
@@ -144,11 +144,11 @@ impl Report {
             microseconds: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX).min(LONGEST),
             code: self.code,
         };
-        // Numbers and texts can always be written.
+        // Numbers and texts can always be encoded.
         serde_json::to_vec(&content).unwrap_or_default()
     }
 
-    /// Reads a datagram's content. Any process with access to the socket may have sent it.
+    /// Parses the content of a datagram, which any process with access to the socket may have sent.
     ///
     /// # Errors
     /// [`InvalidReport`] if the datagram is too long, is not a report, or has a value out of its range.
@@ -183,7 +183,7 @@ impl Report {
     }
 }
 
-/// True for an empty text, and for a name as the specification allows it: letters, digits, `_`, `.` and `-`.
+/// True for an empty text, and for a name that the specification allows: letters, digits, `_`, `.` and `-`.
 fn is_name(text: &str) -> bool {
     text.len() <= NAME && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
@@ -263,14 +263,14 @@ mod tests {
         report().send_to(&path);
         let length = agent.recv(&mut buffer).unwrap();
         assert_eq!(Report::parse(&buffer[..length]).unwrap(), report());
-        // The test sends more reports than the socket's queue holds, and nothing empties the queue. No call waits.
+        // The test sends more reports than the socket's queue holds, and nothing empties the queue. No call may wait.
         let queue: usize =
             std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
         (0..queue + 100).for_each(|_| report().send_to(&path));
         let received = std::iter::from_fn(|| agent.recv(&mut buffer).ok()).count();
         assert!((1..queue + 100).contains(&received), "{received} of {queue}");
         assert_eq!(agent.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
-        // The socket file stays behind, as after an agent that was killed.
+        // The socket file remains, as after an agent has been killed.
         drop(agent);
         report().send_to(&path);
     }
@@ -278,7 +278,8 @@ mod tests {
     /// The variable with the number of mutated reports.
     const CASES: &str = "SLIPWAY_MUTATED_REPORTS";
 
-    /// A changed report that is accepted has names that a metric may have, and stays the same when it is written again.
+    /// A changed report that is accepted must have names that a metric may have, and must stay the same when it is
+    /// written again.
     #[test]
     fn mutated_reports_never_panic() {
         let cases = std::env::var(CASES).map_or(20_000, |text| text.parse().unwrap());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The file of the node's subnets in flanneld's form (`WriteSubnetFile` in its `pkg/subnet/subnet.go`), which the
-//! plugin flannel reads. [`crate::subnet_file`] is the form that host-local reads.
+//! The file with the node's subnets in flanneld's format (`WriteSubnetFile` in its `pkg/subnet/subnet.go`), which the
+//! plugin flannel reads. host-local reads the format in [`crate::subnet_file`].
 
 use std::fmt::Write as _;
 use std::io;
@@ -16,26 +16,26 @@ use ipnet::IpNet;
 
 use crate::subnet_file;
 
-/// The usual path.
+/// The default path of the file.
 pub const PATH: &str = "/run/flannel/subnet.env";
 
-/// The largest file that is read, in bytes.
+/// The maximum size of a file that is read, in bytes.
 const LIMIT: u64 = 16 << 10;
 
-/// The file's content.
+/// The content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubnetEnv {
-    /// The networks of the cluster, IPv4 first: `FLANNEL_NETWORK`, `FLANNEL_IPV6_NETWORK`.
+    /// The cluster's networks, IPv4 first, from `FLANNEL_NETWORK` and `FLANNEL_IPV6_NETWORK`.
     pub networks: Vec<IpNet>,
-    /// This node's subnets, at most one per family, IPv4 first: `FLANNEL_SUBNET`, `FLANNEL_IPV6_SUBNET`.
+    /// This node's subnets, at most one per family and IPv4 first, from `FLANNEL_SUBNET` and `FLANNEL_IPV6_SUBNET`.
     pub subnets: Vec<IpNet>,
-    /// `FLANNEL_MTU`, in bytes.
+    /// The MTU in bytes, from `FLANNEL_MTU`.
     pub mtu: u32,
-    /// `FLANNEL_IPMASQ`: the writer of the file masquerades, so that flannel's delegate must not.
+    /// True if the writer of the file masquerades, so that flannel's delegate must not (`FLANNEL_IPMASQ`).
     pub masquerades: bool,
 }
 
-/// A file that cannot be used or written.
+/// Why the file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
     /// The file cannot be read, or is too large.
@@ -50,9 +50,9 @@ pub enum EnvError {
     #[error("{key}: {message}: {value}")]
     Value {
         key: String,
-        /// The reason.
+        /// Why the value cannot be parsed.
         message: &'static str,
-        /// The text.
+        /// The text of the value.
         value: String,
     },
     /// Keys are missing from the file, or would be missing from a written one.
@@ -68,7 +68,7 @@ pub enum EnvError {
         /// The file.
         path: String,
         family: AddressFamily,
-        /// The number of its subnets.
+        /// The number of subnets of this family.
         subnets: usize,
     },
     /// The file cannot be written.
@@ -77,7 +77,7 @@ pub enum EnvError {
 }
 
 impl SubnetEnv {
-    /// Reads the file. Symbolic links are followed, as by the reference plugin.
+    /// Reads the file. Symbolic links are followed, as the reference plugin does.
     ///
     /// # Errors
     /// [`EnvError::Read`] if the file is missing, unreadable or larger than 16 KiB; [`EnvError::Value`] and
@@ -88,7 +88,7 @@ impl SubnetEnv {
         Self::parse(&shown, &text)
     }
 
-    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers see either the old
+    /// Writes the file with mode 0644, and creates missing directories with mode 0755. Readers see either the old
     /// content or the new one, and so does the disk after a crash.
     ///
     /// # Errors
@@ -188,23 +188,23 @@ fn text(path: &Path) -> io::Result<String> {
     String::from_utf8(bounded::read(path, LIMIT)?).map_err(io::Error::other)
 }
 
-/// The first address after the network's, with the prefix length. flanneld writes this address, for the node's bridge.
+/// The first address after the network's, with the prefix length. flanneld writes this address for the node's bridge.
 fn first_host(subnet: IpNet) -> IpNet {
     let next = match subnet.trunc() {
         IpNet::V4(net) => Ipv4Addr::from(u32::from(net.addr()).wrapping_add(1)).into(),
         IpNet::V6(net) => Ipv6Addr::from(u128::from(net.addr()).wrapping_add(1)).into(),
     };
-    // A subnet of one address has no next address.
+    // A subnet with a single address has no next address.
     IpNet::new(next, subnet.prefix_len()).ok().filter(|host| host.trunc() == subnet.trunc()).unwrap_or(subnet)
 }
 
-/// The network of an address with a prefix length.
+/// The network of an address that is given with a prefix length.
 fn net(key: &str, value: &str) -> Result<IpNet, EnvError> {
     let net = parse_net(value.trim()).ok_or_else(|| wrong(key, "invalid CIDR address", value))?;
     Ok(net.trunc())
 }
 
-/// Networks separated by commas, each once.
+/// Networks separated by commas. Repeated ones count once.
 fn nets(key: &str, value: &str) -> Result<Vec<IpNet>, EnvError> {
     let mut all = Vec::new();
     for text in value.split(',') {
@@ -315,7 +315,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-        /// Changed text that is accepted stays the same when it is written and read again.
+        /// Changed text that is accepted must stay the same when it is written and read again.
         #[test]
         fn changed_files_never_panic(
             cuts in proptest::collection::vec((any::<Index>(), 0..12_usize, "[A-Z0-9_=,./:\\n -]{0,8}"), 1..6),
@@ -330,7 +330,7 @@ mod tests {
             if let Ok(env) = SubnetEnv::parse("f", &text) {
                 match env.text("f") {
                     Ok(written) => prop_assert_eq!(SubnetEnv::parse("f", &written).unwrap(), env),
-                    // As with flannel, a reader does not compare a key with its value's family.
+                    // As in flannel, a reader does not compare the family of a value with its key.
                     Err(EnvError::Several { .. }) => {}
                     Err(error) => return Err(TestCaseError::fail(error.to_string())),
                 }

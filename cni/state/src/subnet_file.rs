@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The file of the node's subnets. The node's agent writes it, and host-local takes its ranges from it (key
-//! `subnetFile`), so that one list of plugins serves every node.
+//! The file with the node's subnets. The node's agent writes it, and host-local takes its ranges from it (key
+//! `subnetFile`), so the same list of plugins can serve every node.
 //!
 //! ```json
 //! {
@@ -12,7 +12,7 @@
 //! }
 //! ```
 //!
-//! Unknown keys are ignored, `clusterCIDRs` may be missing.
+//! Unknown keys are ignored, and `clusterCIDRs` may be missing.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -25,49 +25,49 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The usual path.
+/// The default path of the file.
 pub const PATH: &str = "/run/slipway/subnet.json";
 
 /// The version of the format.
 const SCHEMA: u64 = 1;
-/// The largest file that is read, in bytes.
+/// The maximum size of a file that is read, in bytes.
 const LIMIT: usize = 16 << 10;
-/// The smallest MTU of IPv4 (RFC 791), in bytes.
+/// The minimum MTU of IPv4 (RFC 791), in bytes.
 const SMALLEST_MTU: u32 = 68;
-/// The smallest MTU of IPv6 (RFC 8200, section 5).
+/// The minimum MTU of IPv6 (RFC 8200, section 5).
 const SMALLEST_MTU_V6: u32 = 1280;
-/// The largest MTU of the kernel's virtual links (`ETH_MAX_MTU`).
+/// The maximum MTU of the kernel's virtual links (`ETH_MAX_MTU`).
 const LARGEST_MTU: u32 = 65535;
 
 /// The node's subnets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetFile {
-    /// The subnets for this node's containers: at least one, without overlaps, each of four addresses or more.
-    /// A container gets an address of each family, in the order in which the families first appear.
+    /// The subnets for this node's containers: at least one, without overlaps, each with at least four addresses. A
+    /// container gets an address of each family, in the order in which the families first appear.
     pub subnets: Vec<IpNet>,
-    /// The networks of the cluster's containers; empty if they are unknown.
+    /// The networks of the cluster's containers, empty if they are unknown.
     pub cluster_cidrs: Vec<IpNet>,
     /// The MTU for containers' links, in bytes.
     pub mtu: u32,
 }
 
-/// A file that cannot be used or written.
+/// Why the file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SubnetFileError {
     #[error("open {0:?}: no such file")]
     Missing(PathBuf),
-    /// The content cannot be used: the file is torn, or another program wrote it.
+    /// The content cannot be used, because the file is torn or another program wrote it.
     #[error("read {path:?}: {error}")]
     Content {
         path: PathBuf,
-        /// The reason.
+        /// Why the content cannot be used.
         error: InvalidSubnets,
     },
-    /// The subnets cannot be used, and were not written.
+    /// The subnets cannot be used, and have not been written.
     #[error("write {path:?}: {error}")]
     Refused {
         path: PathBuf,
-        /// The reason.
+        /// Why the subnets cannot be used.
         error: InvalidSubnets,
     },
     /// The system refused the operation, the file is too large, or it is not a regular file.
@@ -75,7 +75,7 @@ pub enum SubnetFileError {
     File(#[from] DirError),
 }
 
-/// Subnets that cannot be used.
+/// Why subnets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSubnets {
     /// The file has no bytes other than white space.
@@ -90,7 +90,7 @@ pub enum InvalidSubnets {
     /// The text is not an address with a prefix length.
     #[error("{key}: invalid CIDR address: {value}")]
     Cidr {
-        /// The key, with the place in the list.
+        /// The key, with the index in the list.
         key: String,
         /// The text.
         value: String,
@@ -100,7 +100,7 @@ pub enum InvalidSubnets {
     /// The address of a network has host bits set.
     #[error("{key}: {net} has host bits set, the network is {}", net.trunc())]
     HostBits {
-        /// The key, with the place in the list.
+        /// The key, with the index in the list.
         key: String,
         /// The network.
         net: IpNet,
@@ -108,14 +108,14 @@ pub enum InvalidSubnets {
     /// The subnet has no address for a container besides the network, gateway and broadcast addresses.
     #[error("{key}: {net} is too small for containers, /{} is the smallest", net.max_prefix_len() - 2)]
     TooSmall {
-        /// The key, with the place in the list.
+        /// The key, with the index in the list.
         key: String,
         net: IpNet,
     },
     /// No container can have some of the addresses.
     #[error("{key}: {net} has {kind} addresses")]
     Unusable {
-        /// The key, with the place in the list.
+        /// The key, with the index in the list.
         key: String,
         /// The network.
         net: IpNet,
@@ -125,17 +125,17 @@ pub enum InvalidSubnets {
     /// Two subnets overlap.
     #[error("subnets: {0} and {1} overlap")]
     Overlap(IpNet, IpNet),
-    /// No link has such an MTU.
+    /// No link can have this MTU.
     #[error("mtu: {mtu} is not between {smallest} and {LARGEST_MTU}")]
     Mtu {
         /// The value, in bytes.
         mtu: u32,
-        /// The smallest MTU for the families of the subnets, in bytes.
+        /// The minimum MTU for the families of the subnets, in bytes.
         smallest: u32,
     },
 }
 
-/// The file's keys.
+/// The keys of the file.
 #[derive(Serialize, Deserialize)]
 struct Document {
     schema: u64,
@@ -146,11 +146,11 @@ struct Document {
 }
 
 impl SubnetFile {
-    /// Reads the file. A symbolic link as the path's last component is not followed.
+    /// Reads the file. If the last component of the path is a symbolic link, it is not followed.
     ///
     /// # Errors
     /// [`SubnetFileError::Missing`] if there is no file; [`SubnetFileError::Content`] if it is torn or otherwise
-    /// invalid; [`SubnetFileError::File`] if it cannot be read, has more than 16 KiB, or is not a regular file.
+    /// invalid; [`SubnetFileError::File`] if it cannot be read, is larger than 16 KiB, or is not a regular file.
     pub fn read(path: &Path) -> Result<Self, SubnetFileError> {
         let (folder, name) = split(path);
         let content = match DurableDir::open(folder) {
@@ -162,7 +162,7 @@ impl SubnetFile {
         Self::parse(&content).map_err(|error| SubnetFileError::Content { path: path.to_owned(), error })
     }
 
-    /// Writes the file, with mode 0644, and creates missing directories, with mode 0755. Readers see either the old
+    /// Writes the file with mode 0644, and creates missing directories with mode 0755. Readers see either the old
     /// content or the new one, and so does the disk after a crash.
     pub fn write(&self, path: &Path) -> Result<(), SubnetFileError> {
         self.check().map_err(|error| SubnetFileError::Refused { path: path.to_owned(), error })?;
@@ -174,9 +174,9 @@ impl SubnetFile {
         if content.trim_ascii().is_empty() {
             return Err(InvalidSubnets::Empty);
         }
-        // serde would take a list for a struct.
+        // serde would also accept a list in place of the struct.
         let object: Map<String, Value> = serde_json::from_slice(content)?;
-        // Another schema may have other keys.
+        // Another schema may have different keys.
         if let Some(schema) = object.get("schema").and_then(Value::as_u64).filter(|schema| *schema != SCHEMA)
         {
             return Err(InvalidSubnets::Schema(schema));
@@ -191,12 +191,12 @@ impl SubnetFile {
         Ok(file)
     }
 
-    /// Checks that containers can have addresses from the subnets.
+    /// Checks that containers can get addresses from the subnets.
     ///
     /// # Errors
-    /// [`InvalidSubnets`] without subnets; for one that is too small, has host bits, overlaps another, or has
-    /// loopback, multicast or other unusable addresses; for such a network of the cluster; for an MTU that no link
-    /// has.
+    /// [`InvalidSubnets`] if there are no subnets; if a subnet is too small, has host bits, overlaps another one, or
+    /// has loopback, multicast or other unusable addresses; if a network of the cluster has such addresses or host
+    /// bits; or if no link can have the MTU.
     pub fn check(&self) -> Result<(), InvalidSubnets> {
         if self.subnets.is_empty() {
             return Err(InvalidSubnets::NoSubnets);
@@ -217,7 +217,7 @@ impl SubnetFile {
         }
     }
 
-    /// The families of the subnets, in the order of the file, each with its subnets.
+    /// The families of the subnets in the order of the file, each with its subnets.
     #[must_use]
     pub fn families(&self) -> Vec<(AddressFamily, Vec<IpNet>)> {
         let mut families: Vec<(AddressFamily, Vec<IpNet>)> = Vec::new();
@@ -233,7 +233,7 @@ impl SubnetFile {
 
     fn check_overlap(&self) -> Result<(), InvalidSubnets> {
         let mut sorted = self.subnets.clone();
-        // Sorted by network, so that all subnets within another one follow it directly.
+        // The subnets are sorted by network, so that all subnets within another one directly follow it.
         sorted.sort_unstable();
         for (one, next) in sorted.iter().zip(sorted.iter().skip(1)) {
             if overlap(one, next) {
@@ -276,7 +276,7 @@ fn check_all(key: &str, nets: &[IpNet]) -> Result<(), InvalidSubnets> {
     Ok(())
 }
 
-/// Replaces or creates a file that every process may read, and its directory.
+/// Replaces or creates a file that every process may read, and creates its directory.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<(), DirError> {
     let (folder, name) = split(path);
     let folder = DurableDir::create(folder, 0o755)?;
@@ -487,7 +487,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30_000))]
 
-        /// Changed content that is accepted is valid, and stays the same when it is written and read again.
+        /// Changed content that is accepted must be valid, and must stay the same when it is written and read again.
         #[test]
         fn changed_files_never_panic(
             bytes in damaged(dual().to_json(), &["/", "::/0", "0.0.0.0/0", "ff00::/8", "4294967296"]),
@@ -502,7 +502,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// The check for overlaps finds the same as a comparison of all pairs.
+        /// The check for overlaps must find the same as a comparison of all pairs.
         #[test]
         fn overlapping_subnets_are_found(nets in proptest::collection::vec(net(), 1..8), near in any::<Index>()) {
             let mut subnets = nets;
