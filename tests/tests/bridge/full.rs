@@ -41,8 +41,8 @@ fn list(subnets: &[&str]) -> Value {
     ]})
 }
 
-/// Measures ADD and DEL of one container at a time.
-fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) {
+/// Measures ADD and DEL of one container at a time. Returns the line of figures.
+fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) -> String {
     let pods: Vec<Pod> = (0..REPETITIONS).map(|number| node.pod(&format!("measured{number}"))).collect();
     // What earlier containers still send to their groups is not these ADDs'.
     std::thread::sleep(Duration::from_secs(20));
@@ -68,17 +68,17 @@ fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) {
         times.sort();
         times[times.len() / 2].as_secs_f64() * 1e3
     };
-    println!(
+    format!(
         "figure: {what}, {} containers: ADD {:.1} ms, DEL {:.1} ms; machine {machine:.1} ms per ADD and DEL; {frames:.2} \
          frames to each other container",
         others.len(),
         median(&mut adds),
         median(&mut dels),
-    );
+    )
 }
 
-/// Adds many containers, each of which calls the gateway at once. Returns them.
-fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> Vec<Pod> {
+/// Adds many containers, each of which calls the gateway at once. Returns them, and a line of figures.
+fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> (Vec<Pod>, String) {
     let dropped = dropped_by_processors();
     let (begin, begun) = (Instant::now(), busy());
     let fill = |caller: usize| {
@@ -100,7 +100,7 @@ fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> 
         callers.into_iter().map(|caller| caller.join().expect("no panic")).collect()
     });
     let failed: usize = filled.iter().map(|(_, failed)| failed).sum();
-    println!(
+    let figure = format!(
         "figure: {what}, {MANY} containers from {CALLERS} callers in {:.1} s, machine busy {:.1} s: {} packets dropped in \
          the backlog, {failed} of {} calls of the gateway failed",
         begin.elapsed().as_secs_f64(),
@@ -108,7 +108,7 @@ fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> 
         dropped_by_processors() - dropped,
         MANY * gateways.len(),
     );
-    filled.into_iter().flat_map(|(pods, _)| pods).collect()
+    (filled.into_iter().flat_map(|(pods, _)| pods).collect(), figure)
 }
 
 #[test]
@@ -127,8 +127,9 @@ fn a_full_bridge() {
             .iter()
             .map(|gateway| node.serve(Proto::Tcp, &at(*gateway, 80).to_string(), "node"))
             .collect();
-        measure(what, &network, &node, &[]);
-        let pods = fill(what, &network, &node, &gateways);
-        measure(what, &network, &node, &pods);
+        println!("{}", measure(what, &network, &node, &[]));
+        let (pods, filled) = fill(what, &network, &node, &gateways);
+        println!("{filled}");
+        println!("{}", measure(what, &network, &node, &pods));
     }
 }

@@ -101,7 +101,9 @@ fn is_reading(line: &str) -> bool {
             .iter()
             .any(|flag| arguments.contains(flag)),
         // With FIONBIO, the socket of the report never waits.
-        "ioctl" => [", NS_GET_", ", FIONBIO, ", ", SIOCGIFINDEX, "].iter().any(|name| arguments.contains(name)),
+        "ioctl" => {
+            [", NS_GET_", ", FIONBIO, ", ", SIOCGIFINDEX, "].iter().any(|name| arguments.contains(name))
+        }
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
         "sendto" | "sendmsg" => is_request_to_read(arguments) || is_last(arguments),
