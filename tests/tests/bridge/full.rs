@@ -30,18 +30,26 @@ fn busy() -> Duration {
     Duration::from_millis(busy * 10)
 }
 
-fn list(subnets: &[&str]) -> Value {
-    let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
-    json!({"name": "full", "plugins": [
+/// The subnets and gateways of a bridge's families.
+fn families(number: usize) -> [(String, IpAddr); 2] {
+    let number = u8::try_from(number + 1).expect("few bridges");
+    let [v4, v6] = [format!("10.{number}.0.1"), format!("fd00:{number}::1")];
+    [(format!("10.{number}.0.0/16"), v4), (format!("fd00:{number}::/64"), v6)]
+        .map(|(subnet, gateway)| (subnet, gateway.parse().expect("an address")))
+}
+
+fn list(number: usize, families: &[(String, IpAddr)]) -> Value {
+    let ranges: Vec<Value> = families.iter().map(|(subnet, _)| json!([{"subnet": subnet}])).collect();
+    json!({"name": format!("full{number}"), "plugins": [
         {
-            "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+            "type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true,
             "ipam": {"type": "host-local", "ranges": ranges},
         },
         {"type": "portmap", "capabilities": {"portMappings": true}},
     ]})
 }
 
-/// Measures ADD and DEL of one container at a time. Returns the line of figures.
+/// Measures ADD and DEL of one container at a time, next to others. Returns the line of figures.
 fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) -> String {
     let pods: Vec<Pod> = (0..REPETITIONS).map(|number| node.pod(&format!("measured{number}"))).collect();
     // What earlier containers still send to their groups is not these ADDs'.
@@ -77,16 +85,28 @@ fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) -> St
     )
 }
 
-/// Adds many containers, each of which calls the gateway at once. Returns them, and a line of figures.
-fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> (Vec<Pod>, String) {
+/// The attachment of the container with this number, which publishes ports from 10000 on that no other one has.
+fn publishing(pod: &Pod, number: usize, ports: usize) -> Attach {
+    let port = |nth: usize| u16::try_from(10_000 + ports * number + nth).expect("few ports");
+    (0..ports).fold(Attach::new(pod), |attach, nth| attach.port(Proto::Tcp, port(nth), 80))
+}
+
+/// Adds many containers with so many ports, each of which calls the gateways at once. Returns them, and a line of figures.
+fn fill(
+    what: &str,
+    network: &Network<'_>,
+    node: &Node,
+    (first, ports): (usize, usize),
+    gateways: &[IpAddr],
+) -> (Vec<Pod>, String) {
     let dropped = dropped_by_processors();
     let (begin, begun) = (Instant::now(), busy());
     let fill = |caller: usize| {
         let mut failed = 0;
         let mut pods = Vec::new();
-        for number in 0..MANY / CALLERS {
-            let pod = node.pod(&format!("pod{caller}-{number}"));
-            network.add(&Attach::new(&pod)).expect("ADD");
+        for number in (first..first + MANY).skip(caller).step_by(CALLERS) {
+            let pod = node.pod(&format!("pod{number}"));
+            network.add(&publishing(&pod, number, ports)).expect("ADD");
             let answers = |gateway: &IpAddr| {
                 pod.request_from(Proto::Tcp, None, at(*gateway, 80), within(Duration::from_secs(1))).is_ok()
             };
@@ -101,8 +121,8 @@ fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> 
     });
     let failed: usize = filled.iter().map(|(_, failed)| failed).sum();
     let figure = format!(
-        "figure: {what}, {MANY} containers from {CALLERS} callers in {:.1} s, machine busy {:.1} s: {} packets dropped in \
-         the backlog, {failed} of {} calls of the gateway failed",
+        "figure: {what}, {MANY} more containers from {CALLERS} callers in {:.1} s, machine busy {:.1} s: {} packets dropped \
+         in the backlog, {failed} of {} calls of the gateway failed",
         begin.elapsed().as_secs_f64(),
         busy().saturating_sub(begun).as_secs_f64(),
         dropped_by_processors() - dropped,
@@ -111,25 +131,43 @@ fn fill(what: &str, network: &Network<'_>, node: &Node, gateways: &[IpAddr]) -> 
     (filled.into_iter().flat_map(|(pods, _)| pods).collect(), figure)
 }
 
+/// Measures an empty node, and one whose bridges are full.
+fn compare(what: &str, node: &Node, bridges: &[Vec<(String, IpAddr)>], ports: usize) {
+    let networks: Vec<_> =
+        bridges.iter().enumerate().map(|(number, of)| node.network(list(number, of))).collect();
+    let (mut first, mut servers) = (Vec::new(), Vec::new());
+    for (number, (network, families)) in networks.iter().zip(bridges).enumerate() {
+        // A bridge is up while it has a port.
+        let pod = node.pod(&format!("first{number}"));
+        network.add(&Attach::new(&pod)).expect("ADD");
+        first.push(pod);
+        let at_gateway = |(_, gateway): &(String, IpAddr)| at(*gateway, 80).to_string();
+        servers.extend(families.iter().map(|family| node.serve(Proto::Tcp, &at_gateway(family), "node")));
+    }
+    println!("{}", measure(what, &networks[0], node, &[]));
+    let mut pods = Vec::new();
+    for (network, families) in networks.iter().zip(bridges) {
+        let gateways: Vec<IpAddr> = families.iter().map(|(_, gateway)| *gateway).collect();
+        let (more, figure) = fill(what, network, node, (pods.len(), ports), &gateways);
+        println!("{figure}");
+        pods.extend(more);
+    }
+    println!("{}", measure(what, &networks[0], node, &pods));
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn a_full_bridge() {
-    let families = [("10.1.0.0/16", "10.1.0.1"), ("fd00:1::/64", "fd00:1::1")];
-    for (what, families) in [("IPv4", &families[..1]), ("dual stack", &families[..])] {
-        let node = Node::new();
-        let subnets: Vec<&str> = families.iter().map(|(subnet, _)| *subnet).collect();
-        let gateways: Vec<IpAddr> =
-            families.iter().map(|(_, gateway)| gateway.parse().expect("an address")).collect();
-        let network = node.network(list(&subnets));
-        let first = node.pod("first");
-        network.add(&Attach::new(&first)).expect("ADD");
-        let _servers: Vec<_> = gateways
-            .iter()
-            .map(|gateway| node.serve(Proto::Tcp, &at(*gateway, 80).to_string(), "node"))
-            .collect();
-        println!("{}", measure(what, &network, &node, &[]));
-        let (pods, filled) = fill(what, &network, &node, &gateways);
-        println!("{filled}");
-        println!("{}", measure(what, &network, &node, &pods));
+    let [v4, v6] = families(0);
+    for (what, families) in [("IPv4", vec![v4.clone()]), ("dual stack", vec![v4, v6])] {
+        compare(what, &Node::new(), &[families], 0);
     }
+}
+
+/// 5,000 containers with three ports each: `cargo test -p slipway-tests --test bridge -- --ignored --nocapture five_full`.
+#[test]
+#[ignore = "a measurement"]
+fn five_full_bridges() {
+    let bridges: Vec<_> = (0..5).map(|number| families(number).to_vec()).collect();
+    compare("five bridges, dual stack", &Node::new(), &bridges, 3);
 }
