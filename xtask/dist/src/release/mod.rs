@@ -3,16 +3,19 @@
 //! `cargo xtask release`: builds and checks what is published for a version. Tagging, signing and publishing
 //! are the releaser's.
 
+mod provenance;
 mod sbom;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::binaries::{self, Proof};
 use crate::built::{Built, Program};
 use crate::package::Format;
+use provenance::File;
 use sbom::Subject;
 use xtask::ebpf;
 use xtask_base::checkout;
@@ -29,8 +32,8 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 ///
 /// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be
 /// free. The binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor.
-/// Next to them are their packages, their bills of materials (CycloneDX), their manual pages and completions, the sources
-/// and the checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
+/// Next to them are their packages, their bills of materials (CycloneDX), their manual pages and completions, the sources,
+/// the provenance (SLSA) and the checksums. Nothing is tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Report what would prevent a release, and build all the same
@@ -75,6 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         stages.run("manual", |_| manual(&built.share, &version, &out))?;
     }
     stages.run("sources", |_| sources(&version, &out))?;
+    stages.run("provenance", |_| provenance(&version, &out))?;
     stages.run("checksums", |_| checksums(&out))?;
     println!("{}", out.display());
     if obstacles.is_empty() {
@@ -86,11 +90,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn version() -> Result<String> {
+    let version = package()?["version"].as_str().map(str::to_owned);
+    version.ok_or_else(|| Error::Failed("the package slipway has no version".to_owned()))
+}
+
+/// The metadata of the package `slipway`.
+fn package() -> Result<Value> {
     let metadata = checkout::metadata()?;
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
-    let binary = packages.find(|package| package["name"] == "slipway");
-    let version = binary.and_then(|package| package["version"].as_str());
-    version.map(str::to_owned).ok_or_else(|| Error::Failed("no package slipway in the workspace".to_owned()))
+    let found = packages.find(|package| package["name"] == "slipway");
+    found.cloned().ok_or_else(|| Error::Failed("no package slipway in the workspace".to_owned()))
 }
 
 /// The reasons not to release a version.
@@ -213,6 +222,34 @@ fn sources(version: &str, out: &Path) -> Result<String> {
     run::capture(git.arg(out.join(&name)).arg("HEAD").current_dir(workspace::root())).map(|_| name)
 }
 
+/// Writes the provenance of all files that are there.
+fn provenance(version: &str, out: &Path) -> Result<String> {
+    let described = |path: &Path, name: String| Ok(File { name, sha256: sha256(path)? });
+    let lock = |name: &&str| described(&workspace::root().join(name), (*name).to_owned());
+    let locks = provenance::LOCKS.iter().map(lock).collect::<Result<Vec<_>>>()?;
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let files =
+        files::list(out)?.iter().map(|path| described(path, name(path))).collect::<Result<Vec<_>>>()?;
+    let printed = |mut command: Command| run::capture(command.current_dir(workspace::root()));
+    let (commit, compiler) =
+        (printed(tool("git", &["rev-parse", "HEAD"]))?, printed(tool("rustc", &["--version"]))?);
+    let package = package()?;
+    let build = provenance::Build {
+        version,
+        processors: &PROCESSORS,
+        commit: commit.trim(),
+        repository: package["repository"].as_str(),
+        compiler: compiler.trim(),
+        locks: &locks,
+        files: &files,
+    };
+    let text = serde_json::to_string_pretty(&provenance::statement(&build))
+        .map_err(|e| Error::Failed(format!("print the provenance: {e}")))?;
+    let name = format!("slipway-{version}.provenance.json");
+    files::write(&out.join(&name), text + "\n")?;
+    Ok(name)
+}
+
 /// Writes `SHA256SUMS` over all files.
 fn checksums(out: &Path) -> Result<String> {
     let paths = files::list(out)?;
@@ -242,6 +279,27 @@ fn next_steps(version: &str, out: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_provenance_has_the_checksums_of_the_files_and_the_commit() {
+        let out = tempfile::tempdir().unwrap();
+        std::fs::write(out.path().join("slipway-0.1.0-x86_64-linux"), "binary").unwrap();
+        let name = provenance("0.1.0", out.path()).unwrap();
+        let statement: Value =
+            serde_json::from_slice(&std::fs::read(out.path().join(&name)).unwrap()).unwrap();
+        let subject = &statement["subject"][0];
+        assert_eq!(subject["name"], "slipway-0.1.0-x86_64-linux");
+        // printf binary | sha256sum
+        assert_eq!(
+            subject["digest"]["sha256"],
+            "9a3a45d01531a20e89ac6ae10b0b0beb0492acd7216a368aa062d1a5fecaf9cd"
+        );
+        let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"][0];
+        assert_eq!(sources["digest"]["gitCommit"].as_str().map(str::len), Some(40));
+        checksums(out.path()).unwrap();
+        let sums = std::fs::read_to_string(out.path().join("SHA256SUMS")).unwrap();
+        assert!(sums.contains(&name), "{sums}");
+    }
 
     #[test]
     fn the_changelog_must_begin_with_the_version_and_a_date() {
