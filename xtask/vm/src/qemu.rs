@@ -185,7 +185,10 @@ impl Qemu {
         }
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
         // The watchdog for a processor that gets nowhere would measure how busy the system around is.
-        let line = "panic=-1 oops=panic mitigations=off nosoftlockup rdinit=/init net.ifnames=0";
+        // khugepaged has the lowest priority. Preempted on the only processor of a busy VM, it holds up RCU's grace periods
+        // for minutes, and with them every commit of rules.
+        let line = "panic=-1 oops=panic mitigations=off nosoftlockup transparent_hugepage=never rdinit=/init \
+                    net.ifnames=0";
         let words = [&["console=".to_owned() + machine.console, line.to_owned()], vm.boot].concat();
         command.arg("-append").arg(words.join(" "));
     }
