@@ -132,6 +132,7 @@ fn fill(
 }
 
 /// Measures an empty node, and one whose bridges are full.
+#[expect(clippy::print_stdout, reason = "a measurement prints its figures as they come")]
 fn compare(what: &str, node: &Node, bridges: &[Vec<(String, IpAddr)>], ports: usize) {
     let networks: Vec<_> =
         bridges.iter().enumerate().map(|(number, of)| node.network(list(number, of))).collect();

@@ -246,7 +246,7 @@ fn provenance(version: &str, out: &Path) -> Result<String> {
     let text = serde_json::to_string_pretty(&provenance::statement(&build))
         .map_err(|e| Error::Failed(format!("print the provenance: {e}")))?;
     let name = format!("slipway-{version}.provenance.json");
-    files::write(&out.join(&name), text + "\n")?;
+    files::write(out.join(&name), text + "\n")?;
     Ok(name)
 }
 
