@@ -23,7 +23,7 @@ use crate::family::has_ipv6;
 use crate::pace::within;
 
 /// The time limit of a command. A plugin that needs longer is considered hung.
-const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long after a command's end a process that it started may keep its output open. A process that takes longer is
 /// considered hung.
@@ -299,7 +299,7 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Waits for the end. If the command takes longer than a minute, it is killed with everything that it started, and
+    /// Waits for the end. If the command takes longer than two minutes, it is killed with everything that it started, and
     /// the test fails with a list of what they were waiting for. The same happens if the command has ended but
     /// something that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {

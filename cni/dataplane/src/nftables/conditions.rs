@@ -277,7 +277,8 @@ fn ifname(word: &str) -> Result<Value, ConditionError> {
         None => (bare, false),
     };
     cni_spec::check_ifname(name)?;
-    if name.contains(['"', '\\', '*']) {
+    // Printed, a control character would become another name, or reach a terminal.
+    if name.contains(['"', '\\', '*']) || name.contains(char::is_control) {
         return Err(ConditionError::Quotes(name.to_owned()));
     }
     Ok(if prefix { Value::IfnamePrefix(name.to_owned()) } else { Value::Ifname(name.to_owned()) })
@@ -341,6 +342,7 @@ mod tests {
                 "iifname \"a;flush\" ip saddr 1.1.1.1; flush ruleset",
                 "conditionsV4: \"1.1.1.1;\" is not an address",
             ),
+            ("oifname eth\u{f}0", "conditionsV4: \"eth\u{f}0\" is not the name of an interface"),
         ];
         for (condition, error) in cases {
             assert_eq!(show(&[condition], V4), error);
