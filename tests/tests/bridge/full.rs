@@ -51,7 +51,8 @@ fn list(number: usize, families: &[(String, IpAddr)]) -> Value {
 
 /// Measures ADD and DEL of one container at a time, next to others. Returns the line of figures.
 fn measure(what: &str, network: &Network<'_>, node: &Node, others: &[Pod]) -> String {
-    let pods: Vec<Pod> = (0..REPETITIONS).map(|number| node.pod(&format!("measured{number}"))).collect();
+    let pods: Vec<Pod> =
+        (0..REPETITIONS).map(|number| node.pod(&format!("measured{}-{number}", others.len()))).collect();
     // What earlier containers still send to their groups is not these ADDs'.
     std::thread::sleep(Duration::from_secs(20));
     let counted = &others[..others.len().min(COUNTED)];
