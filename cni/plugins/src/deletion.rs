@@ -2,14 +2,13 @@
 
 //! Marks of attachments whose DEL has begun.
 //!
-//! The DELs of a chain are processes of their own, and seconds may lie between two of them on a busy node. In between, the
-//! attachment lacks what the first DEL has removed, while the container still runs and the runtime still knows it: nothing
-//! but the mark tells it from an attachment that another program has damaged. A restoration puts back nothing of a marked
-//! attachment.
+//! Each DEL of a chain runs in its own process, and on a busy node seconds may pass between two of them. Meanwhile the
+//! attachment lacks what the first DEL has removed, while the container still runs and the runtime still knows it. Only the
+//! mark distinguishes it from an attachment that another program has damaged. A restoration leaves marked attachments alone.
 //!
-//! A chained plugin's DEL makes the mark before it removes anything. The DEL of the link's plugin, which is the last one,
-//! removes it, and so does an ADD of the same attachment. Marks whose link has a plugin of another set are removed by later
-//! DELs. No call fails because of a mark.
+//! The DEL of a chained plugin makes the mark before it removes anything. The DEL of the link's plugin, which is the last
+//! one, removes the mark, and so does an ADD of the same attachment. If the link's plugin belongs to another plugin set, the
+//! mark stays until a later DEL removes it because of its age. No call fails because of a mark.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,9 +25,9 @@ use crate::plugin::{Place, Plugin, Request};
 
 /// The directory of the marks in [`RUN_DIR`].
 const DIRECTORY: &str = "deleting";
-/// The age of a mark that later DELs remove. A runtime repeats a DEL that failed within minutes.
+/// The age at which later DELs remove a mark. A runtime repeats a failed DEL within minutes.
 const OLD: Duration = Duration::from_secs(600);
-/// One of so many DELs looks for old marks.
+/// On average, one of this many DELs looks for old marks.
 const SWEEP: u8 = 32;
 
 /// Calls the plugin's DEL, and marks the attachment until the last DEL has succeeded.
@@ -44,7 +43,7 @@ pub(crate) fn during_del(plugin: &dyn Plugin, request: &Request<'_>) -> Result<(
     Ok(())
 }
 
-/// Removes a mark of an earlier DEL: the attachment is being made again.
+/// Removes the mark of an earlier DEL, because the attachment is being made again.
 pub(crate) fn before_add(plugin: &dyn Plugin, attachment: &Attachment) {
     if plugin.place() != Place::Apart {
         log_failure(attachment, clear(attachment));
@@ -57,13 +56,13 @@ pub fn has_begun(attachment: &Attachment) -> bool {
     DurableDir::open(&path()).and_then(|marks| marks.exists(name(attachment))).unwrap_or(false)
 }
 
-/// True if a restoration could find the attachment complete but for this plugin's part: the runtime has the result of an ADD,
-/// which it passes to the DEL from specification 0.4.0 on, and the namespace and the links on the node exist. So a DEL that finds
-/// nothing writes nothing.
+/// True if a restoration might take this DEL for damage. That needs the result of an ADD, which the runtime passes to the DEL
+/// from specification 0.4.0 on, the container's namespace, and the attachment's links on the node. Without this test, a
+/// DEL that finds nothing would write a mark.
 fn may_be_restored(request: &Request<'_>) -> bool {
     let NetConf { prev_result, version, .. } = request.config;
     let is_known = prev_result.is_some() || *version < Version::V0_4_0;
-    // The bridge is among them, which stays.
+    // They include the bridge, which exists after the DEL as well, so each one counts.
     let on_node = |result: &AddResult| {
         result
             .interfaces
@@ -83,7 +82,7 @@ fn directory() -> Result<DurableDir, DirError> {
         .or_else(|_| DurableDir::create(Path::new(RUN_DIR), 0o755)?.subdir(DIRECTORY, 0o700))
 }
 
-/// The hash as digits: names of containers may be longer than names of files.
+/// The name of a mark is a hash, because a container's name may be longer than a file's.
 fn name(attachment: &Attachment) -> OsString {
     hex(&AttachmentHash::of(attachment).0).into()
 }
@@ -117,7 +116,7 @@ fn clear(attachment: &Attachment) -> Result<(), DirError> {
 
 fn log_failure(attachment: &Attachment, done: Result<(), DirError>) {
     if let Err(error) = done {
-        log::warn!("the mark of the DEL of {attachment}: {error}");
+        log::warn!("the mark that {attachment} is being deleted: {error}");
     }
 }
 

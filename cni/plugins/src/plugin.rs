@@ -22,7 +22,7 @@ pub trait Plugin: Sync {
         false
     }
 
-    /// What a DEL of the plugin leaves of an attachment for the DELs of others.
+    /// The plugin's place in a network's list, which decides whether other plugins' DELs follow its own.
     fn place(&self) -> Place {
         Place::Apart
     }
@@ -101,14 +101,14 @@ impl std::fmt::Debug for dyn Plugin + '_ {
     }
 }
 
-/// The place of a plugin in a network's list, of which a DEL calls the last one first.
+/// The place of a plugin in a network's list. A DEL calls the plugins in reverse order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// It makes the container's link: after its DEL nothing of the attachment is left.
+    /// The plugin makes the container's link. Its DEL is the last one.
     Link,
-    /// It adds to the link of an earlier plugin, which is still there after its DEL.
+    /// The plugin adds something to the link of an earlier plugin, so the link still exists after its DEL.
     Chained,
-    /// It is called by another plugin.
+    /// The plugin has no objects on the node: another plugin calls it (IPAM), or it only calls another one (flannel).
     Apart,
 }
 

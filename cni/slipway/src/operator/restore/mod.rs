@@ -64,8 +64,8 @@ impl Args {
     }
 }
 
-/// The time between the two checks for a concurrent DEL. The DELs of chained plugins leave a mark (`deletion`); that of the
-/// link's plugin removes rules and link side by side, and is over by then.
+/// The time between the two checks for a concurrent DEL. The DELs of chained plugins leave a mark (`deletion`). The DEL of
+/// the link's plugin leaves none, but it removes rules and link in one process, which has ended after this time.
 const GRACE: Duration = Duration::from_secs(1);
 /// The time limit for the end of a migration, or of another restoration.
 const PATIENCE: Duration = Duration::from_secs(30);
