@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-// The digest of the BPF object's sources. Included by cni/dataplane's build script, which checks that an
-// object was built from these sources, and by the task that builds it.
+// The digest of the sources of the BPF object. This file is included by cni/dataplane's build script, which
+// looks for an object that was built from the present sources, and by the task that builds the object.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 /// The files and directories below `ebpf` on which the object depends.
 const SOURCES: [&str; 4] = ["Cargo.toml", "Cargo.lock", "abi", "programs"];
 
-/// The file next to the committed object that tells what it was built from.
+/// The file next to the committed object that says what the object was built from.
 pub(crate) const BUILT_FROM: &str = "built-from.txt";
 
-/// The value of a line `NAME: VALUE` of that file.
+/// The value of the line `NAME: VALUE` in that file.
 pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
@@ -48,7 +48,7 @@ fn collect(ebpf: &Path, path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()>
     }
     for entry in fs::read_dir(full)? {
         let name = entry?.file_name();
-        // Temporary files of editors.
+        // Temporary files of editors and build output are not sources.
         let text = name.to_string_lossy();
         if !text.starts_with('.') && !text.ends_with('~') && text != "target" {
             collect(ebpf, &path.join(name), files)?;

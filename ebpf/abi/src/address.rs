@@ -14,7 +14,7 @@ pub struct Addr4(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addr6(pub [u32; 4]);
 
-/// A port, or the identifier of an ICMP echo, in network byte order.
+/// A TCP or UDP port in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(pub u16);

@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The counters of the BPF programs.
+//! What the BPF programs count. User space names the counters in `cni/dataplane/src/ebpf/names.rs`.
 
 #[repr(usize)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     Carried = 0,
-    /// Packets that were noted, and given to the kernel's stack.
+    /// Packets, or clones of carried packets, of which a record was written before the kernel's stack handled
+    /// them.
     Asked = 1,
-    /// Noted packets that came out.
+    /// Recorded packets that came out for the first time, changed in no other way than the BPF programs can
+    /// reproduce.
     Checked = 2,
-    /// Noted packets that came out changed in a way that the BPF programs do not reproduce.
+    /// Packets that came out with the index of a record, but from which nothing can be learnt. The kernel's
+    /// stack may have changed them in a way that the BPF programs do not reproduce, or sent them back through
+    /// the interface on which they arrived. A bridge may have flooded them to a container that they are not
+    /// for. Or the index came with another packet than the recorded one.
     Unlike = 3,
-    /// FIN and RST whose sequence number was far from the connection's.
+    /// FIN and RST segments that were dropped because their sequence number was far from what the container
+    /// had acknowledged.
     DroppedFar = 4,
-    /// Packets that could be written only in part.
+    /// Packets that were dropped because the kernel refused a write to them. An earlier write may have
+    /// succeeded, so they could no longer be left to the kernel's stack.
     DroppedWrite = 5,
-    /// Noted packets that came out more than once.
+    /// Further copies of recorded packets that had come out already.
     Copied = 6,
 }
 
 impl Counter {
-    /// In the order of their numbers.
     pub const ALL: [Self; COUNTERS] = [
         Self::Carried,
         Self::Asked,

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Flows that netfilter has checked and the BPF programs carry.
+//! Entries of flows that netfilter has checked and that the BPF programs carry past the kernel's stack.
 //!
-//! An entry is one direction of a flow. It describes a packet as it came out of the kernel's stack, so that the
-//! BPF programs need not look up routes, neighbours or ports.
+//! An entry stands for one direction of a flow. It has the addresses, ports and Ethernet addresses with which
+//! a packet of that direction came out of the kernel's stack, so the BPF programs need not look up routes,
+//! neighbours or translations for the packets that follow.
 
 use crate::address::{Addr4, Addr6, Port};
 
 pub const IPPROTO_TCP: u8 = 6;
 pub const IPPROTO_UDP: u8 = 17;
 
-/// The clock of the flows: ticks of 2^28 ns (0.27 s) of CLOCK_MONOTONIC. A shift replaces the division for
-/// each packet, and 32 bits last for 36 years.
+/// The clock of the entries counts ticks of 2^28 ns (0.27 s) of CLOCK_MONOTONIC. Because the length of a tick
+/// is a power of two, a shift replaces a division for every packet. 32 bits of ticks overflow only after 36
+/// years.
 pub const TICK_SHIFT: u32 = 28;
 
-/// The packets of one direction, by the interface on which they arrive.
+/// The key of an entry: one direction of a flow, and the interface on which its packets arrive.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey<A> {
-    /// As the packet arrives, before a translation.
+    /// As in a packet that arrives, before translation; so are the next three fields.
     pub source: A,
     pub destination: A,
     pub source_port: Port,
@@ -31,39 +33,42 @@ pub struct FlowKey<A> {
 pub type FlowKey4 = FlowKey<Addr4>;
 pub type FlowKey6 = FlowKey<Addr6>;
 
-/// How a packet came out of the kernel's stack. Later packets of the direction are sent the same way.
+/// How a packet left the kernel's stack. Later packets of the direction are sent in the same way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way<A> {
-    /// After translation.
+    /// After translation; so are the next three fields.
     pub source: A,
     pub destination: A,
     pub source_port: Port,
     pub destination_port: Port,
-    /// The interface by which the packet left.
+    /// The interface through which the packet left.
     pub interface: u32,
-    /// Firewall mark with which it left.
+    /// The firewall mark of the packet when it left (`skb->mark`).
     pub mark: u32,
-    /// Priority with which it left, which queueing disciplines read.
+    /// The priority of the packet when it left (`skb->priority`), which queueing disciplines read.
     pub priority: u32,
-    /// Link-layer addresses: destination, source.
+    /// The first 12 bytes of the Ethernet header, which are the destination and the source address.
     pub ethernet: [u32; 3],
-    /// [`TO_PEER`], [`HAS_ETHERNET`].
+    /// [`TO_PEER`] and [`HAS_ETHERNET`].
     pub flags: u32,
 }
 
-/// A flag of [`Way`]: the interface is a pod's host end. The packet goes to the peer, inside the pod.
+/// A flag of [`Way`]: the interface is the host's end of a pod's veth, and packets may be redirected straight
+/// to its peer inside the pod. It is not set if a queueing discipline, program or filter of the link has to
+/// see them.
 pub const TO_PEER: u32 = 1;
-/// A flag of [`Way`]: the interface's packets have an Ethernet header.
+/// A flag of [`Way`]: packets leave the interface with an Ethernet header.
 pub const HAS_ETHERNET: u32 = 1 << 1;
 
-/// A container at the other end of a link.
+/// What the BPF programs know about the container behind a link.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Container {
-    /// The Ethernet address of the container's interface.
+    /// The MAC address of the container's interface.
     pub address: [u8; 6],
-    /// 1 if packets have to take the queue of the link, because programs or filters there have to see each.
+    /// 1 if all packets to the container have to take the queue of the link, because a program or filter
+    /// there has to see each of them.
     pub takes_queue: u16,
 }
 
@@ -71,40 +76,49 @@ pub struct Container {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry<A> {
-    /// Packets that the BPF programs carried; a packet merged by GRO counts as its segments.
+    /// The packets that the BPF programs have carried. A packet that GRO merged counts as the segments of
+    /// which it consists.
     pub packets: u64,
-    /// Their bytes, from the link-layer header on.
+    /// The bytes of these packets, from the link-layer header on.
     pub bytes: u64,
-    /// [`Entry::bytes`] at the beginning of the present second (four ticks).
+    /// The value of [`Entry::bytes`] at the beginning of the current second (four ticks).
     pub bytes_at_second: u64,
-    /// Bytes of the second before.
+    /// The bytes of the previous second; 0 after a pause.
     pub bytes_before: u64,
-    /// The number of the last packet that took the queue between the ends of the pod's link; 0 if none of them is in it
-    /// any more. Counted for every way, but only those with [`TO_PEER`] need it.
+    /// The number of the last packet that took the queue of the pod's link, or 0 if no packet of this
+    /// direction is left in the queue. Packets are numbered whatever the way, but only ways with [`TO_PEER`]
+    /// need the number.
     pub queued: u64,
-    /// [Epoch](crate::maps::EPOCH) when netfilter last checked a packet.
+    /// The [epoch](crate::maps::EPOCH) in which the packet arrived that netfilter checked last; 0 if
+    /// netfilter has to decide again.
     pub epoch: u32,
-    /// [Tick](TICK_SHIFT) of the last packet that came out of the kernel's stack.
+    /// The [tick](TICK_SHIFT) in which a packet last came out of the kernel's stack.
     pub checked: u32,
-    /// [Tick](TICK_SHIFT) of the last packet that was given to the kernel's stack because it was time to.
+    /// The [tick](TICK_SHIFT) in which the current sample period began. Its first packet, or a clone of that,
+    /// passes the kernel's stack.
     pub asked: u32,
-    /// Length of the longest packet that came out lately, from the IP header on.
+    /// The length, from the IP header on, of the longest packet that came out recently.
     pub fits: u32,
-    /// [Tick](TICK_SHIFT) in which a packet of that length came out. After [`CARRIED_FOR`](crate::CARRIED_FOR) ticks the
-    /// length no longer counts: the MTU may have shrunk since.
+    /// The [tick](TICK_SHIFT) in which a packet of that length last came out. After
+    /// [`CARRIED_FOR`](crate::CARRIED_FOR) ticks the length no longer counts, because the MTU may have shrunk
+    /// since.
     pub fits_checked: u32,
-    /// Length of the last packet that came out, in the tick [`Entry::checked`].
+    /// The length of the packet that came out last, in the tick [`Entry::checked`].
     pub last_length: u32,
-    /// 0 until a second packet has come out in the same way as the first one, and each alone.
+    /// 1 after a second packet has come out in the same way as the first one, and neither of them twice;
+    /// otherwise 0.
     pub is_trusted: u32,
-    /// [Tick](TICK_SHIFT) in which a packet last came out twice; 0 for never.
+    /// The [tick](TICK_SHIFT) in which the direction was last barred, because a packet came out twice or
+    /// because a rule decides about each packet; 0 if it never was.
     pub copied: u32,
-    /// Packets that were noted since one came out as expected.
+    /// The packets that arrived in the states Trial and Suspended since one came out as expected. The more
+    /// there are, the smaller is the share of them that is noted.
     pub noted: u32,
     pub reserved: u32,
-    /// Differentiated services code point of the packet that came out.
+    /// The differentiated services code point of the packets that came out.
     pub dscp: u32,
-    /// TCP: the last acknowledgment number of this direction, in host byte order. Only kept for packets of a pod.
+    /// TCP: an acknowledgment number of this direction, in host byte order. If the packets come from a pod,
+    /// it is the last one; otherwise it stays that of the packet from which the entry was learnt.
     pub acknowledgment: u32,
     pub way: Way<A>,
 }

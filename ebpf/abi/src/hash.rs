@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The hash by which flows without an entry are counted.
+//! The hash that assigns each direction of a flow to a slot of [`YOUNG`](crate::maps::YOUNG).
 
-/// The number of random keys: one to begin with, and one for each word of the longest key of a flow.
+/// The number of random keys: one for the initial value, and one for each 32-bit word of the longest key of
+/// an entry.
 pub const KEYS: usize = 12;
 
-/// A multilinear hash (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): the sum of each word times a
-/// random key of 64 bits, of which the upper half is the hash. Two different values have the same hash with a probability
-/// of 2^-32, whichever values somebody chooses who does not know the keys.
+/// A multilinear hash (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): each word is
+/// multiplied by a random 64-bit key of its own, and the upper half of the sum is the hash. Two different
+/// values collide with a probability of 2^-32, even if they were chosen by somebody who does not know the
+/// keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyed(u64);
 
@@ -35,7 +37,7 @@ impl Keyed {
 mod tests {
     use super::*;
 
-    /// The hash of two words under keys that a number stands for.
+    /// The hash of two words with keys that are derived from `seed`.
     fn hash(seed: u64, words: [u32; 2]) -> u32 {
         let key = |index: u64| (seed + index).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.rotate_left(17);
         Keyed::new(key(1)).word(key(2), words[0]).word(key(3), words[1]).hash()
@@ -43,7 +45,7 @@ mod tests {
 
     #[test]
     fn two_values_with_the_same_hash_differ_under_other_keys() {
-        // The pair that collides under each odd multiplier if only the lower half of a sum counts.
+        // If the lower half of the sum were the hash, this pair would collide whenever both keys are odd.
         let pair = [[1, 2], [1 | 1 << 31, 2 | 1 << 31]];
         assert!((0..1000).all(|seed| hash(seed, pair[0]) != hash(seed, pair[1])));
         let found = (0..200_000_u32).find(|word| hash(7, [*word, 0]) >> 16 == hash(7, [5, 5]) >> 16);

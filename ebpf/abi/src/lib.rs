@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The part of the BPF programs that code outside of the kernel uses as well. User space uses the names, sizes, keys and
-//! values of the maps; the unit tests of this crate also the [life of a flow](State), whose transitions are functions
-//! that call no helper of the kernel.
+//! What the BPF programs share with code outside of the kernel. User space needs the names, sizes, keys and
+//! values of the maps. The unit tests of this crate need the [life of a flow](State), whose transitions are
+//! functions that call no helper of the kernel.
 //!
-//! Numbers from a packet (addresses, ports) are in network byte order, so that the BPF programs copy them as they
-//! are; the types [`Addr4`], [`Addr6`] and [`Port`] distinguish them from other numbers, which are in host byte order.
-//! Padding is named and zero: the kernel compares keys byte by byte.
+//! Three verbs have a fixed meaning. The programs *note* a packet when they write a [`Record`] of it and
+//! leave it to the kernel's stack. The packet *comes out* when the program at egress recognises it by that
+//! record. The programs *carry* a packet when they redirect it past the kernel's stack.
 //!
-//! Each version of the BPF programs has maps of its own.
+//! Addresses and ports stay in network byte order, so that the BPF programs can copy them from a packet as
+//! they are. The types [`Addr4`], [`Addr6`] and [`Port`] distinguish them from numbers in host byte order.
+//! Words that are only copied and compared, such as those of [`Record::proof`], have the bytes of the packet
+//! as well. Padding is a named field that is always zero, because the kernel compares keys byte by byte.
+//!
+//! Each version of the BPF programs has its own maps, so the layout of keys and values may change with every
+//! version.
 #![no_std]
 
 mod address;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The life of a flow, or rather of one direction: the two are learnt, carried and forgotten separately.
+//! The life of a flow, or more precisely of one of its two directions, which are learnt and carried
+//! independently of each other.
 //!
-//! The BPF programs read the packet and the maps, call these functions, and do what the returned [`Step`] says. The
-//! functions call no helper of the kernel, so the tests below try every arrow of the diagram without one.
+//! The BPF programs read the packet and the maps, call these functions, and do what the returned [`Step`]
+//! says. The functions call no helper of the kernel, so the unit tests can try every arrow of the diagram
+//! without one.
 
 use crate::flow::{Entry, IPPROTO_TCP, TO_PEER};
 
-/// The state in which a packet finds its direction of a flow.
+/// The state of a packet's direction of the flow when the packet arrives.
 ///
 /// ```text
 ///            ┌───────────┐
@@ -48,87 +50,93 @@ use crate::flow::{Entry, IPPROTO_TCP, TO_PEER};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No entry. The first packets are counted; the kernel's stack has them.
+    /// There is no entry. The first packets are counted and left to the kernel's stack.
     Young,
-    /// No entry. The packets whose number is a power of two are noted; the kernel's stack has all.
+    /// There is no entry. All packets are left to the kernel's stack, and those whose number is a power of
+    /// two are noted.
     Candidate,
-    /// One packet came out, alone as yet. The kernel's stack has the packets, and the first ones are noted: if the one was a
-    /// copy, the other one bars the direction before a second packet confirms what was learnt from it.
+    /// One packet has come out, so far only once. The packets are left to the kernel's stack, and the first
+    /// of them are noted. If the packet that came out was one of two copies, the other copy also comes out
+    /// and bars the direction before a second packet can confirm what was learnt from the first one.
     Trial,
-    /// Carried, but through the queue of the container's link: packets that went through the kernel's stack may still
-    /// be in it, and would otherwise be overtaken.
+    /// Packets are carried, but through the queue of the container's link: it may still hold packets that
+    /// went through the kernel's stack, which would otherwise be overtaken.
     Queued,
-    /// Carried, past that queue.
+    /// Packets are carried past that queue.
     Direct,
-    /// Netfilter has not confirmed the entry for two ticks. The kernel's stack has the packets; the first of each two
-    /// ticks is noted.
+    /// Netfilter has not confirmed the entry for two ticks. The packets are left to the kernel's stack, and
+    /// the first one in every two ticks is noted.
     Stale,
-    /// Netfilter has to decide again. The kernel's stack has the packets, and the first ones are noted.
+    /// Netfilter has to decide again. The packets are left to the kernel's stack, and the first of them are
+    /// noted.
     Suspended,
-    /// Copies of the packets come out, or a rule decides about each of them. The kernel's stack has the packets; the first
-    /// of each two ticks is noted, to see whether that has ended.
+    /// Copies of the packets come out, or a rule decides about each packet. The packets are left to the
+    /// kernel's stack, and the first one in every two ticks is noted, to find out whether that is still so.
     Barred,
 }
 
-/// The action of the program at ingress on a packet.
+/// What the program at ingress does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Leaves the packet to the kernel's stack.
     Pass,
-    /// Leaves the packet to the kernel's stack, and writes a record by which the program at egress recognises it.
+    /// Leaves the packet to the kernel's stack, and writes a record by which the program at egress recognises
+    /// it.
     Note,
-    /// Carries the packet, and has a clone noted and sent through the kernel's stack.
+    /// Carries the packet, and sends a clone with a record through the kernel's stack.
     Sample,
-    /// Sends the packet by the entry's way, past the kernel's stack.
+    /// Sends the packet as the entry says, past the kernel's stack.
     Carry,
 }
 
-/// The number of the packet, without SYN, FIN and RST, with which a direction becomes a candidate. A connection of one
-/// request, or one datagram and its reply, gets no entry.
+/// The packet with which a direction becomes a candidate; SYN, FIN and RST do not count. A connection with a
+/// single request, or a datagram and its reply, is too short for an entry to pay off.
 const FIRST_TCP: u32 = 8;
 const FIRST_UDP: u32 = 2;
 
-/// [`FIRST_TCP`] or [`FIRST_UDP`].
+/// The number of the packet with which a direction of this protocol becomes a candidate.
 #[inline(always)]
 #[must_use]
 pub const fn first_candidate(protocol: u32) -> u32 {
     if protocol == IPPROTO_TCP as u32 { FIRST_TCP } else { FIRST_UDP }
 }
 
-/// Ticks for which a direction is carried after a packet came out of the kernel's stack. What a packet has shown, its
-/// length or its way, thus holds for 0.8 seconds at most.
+/// The number of ticks for which a direction is carried after a packet came out of the kernel's stack. What
+/// that packet has shown, such as its length or its way, is therefore relied on for 0.8 seconds at most.
 pub const CARRIED_FOR: u32 = 2;
-/// Ticks after which another packet of a carried direction passes the kernel's stack.
+/// The length of a sample period in ticks. In each one, a clone of a packet of a carried direction passes the
+/// kernel's stack.
 const SAMPLED_EVERY: u32 = 2;
-/// Ticks for which a direction is barred after a packet came out twice (30 s).
+/// The number of ticks (30 s) for which a direction stays barred.
 const BARRED_FOR: u32 = 112;
-/// Packets of a suspended direction that are noted before they become fewer: as many as a network card's poll collects.
+/// How many packets of a direction in the states Trial and Suspended are noted before only some of them are:
+/// as many as one poll of a network card collects (NAPI_POLL_WEIGHT).
 const NOTED_AT_ONCE: u32 = 64;
-/// A second has 2^2 ticks.
+/// A second has about 2^2 ticks.
 const SECOND_SHIFT: u32 = 2;
-/// Maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that may
-/// be in flight: conntrack's MAXACKWINDOW.
+/// The maximum distance of a FIN or RST from the acknowledged sequence number, in addition to the bytes that
+/// may be in flight. The value is that of conntrack's MAXACKWINCONST.
 const NEAR: u64 = 66_000;
-/// The largest window (RFC 7323, section 2.3).
+/// The largest window that a TCP receiver can announce (RFC 7323, section 2.3).
 const WINDOW: u64 = 1 << 30;
 
-/// The number of packets of a direction without an entry, in a slot that it shares with other directions: the upper
-/// 24 bits are from the hash of its key, the lower 8 are the number. Directions with the same slot restart each other's
-/// number, each with every other packet on average.
+/// The number of packets of a direction without an entry. Several directions share a slot, so the upper 24
+/// bits are part of the hash of the direction's key, and only the lower 8 bits are the number. Directions
+/// that share a slot restart each other's number, each of them with every other packet on average.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count(pub u32);
 
 impl Count {
-    /// The number of packets so far, if the slot is this direction's.
+    /// The number of packets so far, if the slot counts this direction.
     #[inline(always)]
     #[must_use]
     pub const fn number(self, hash: u32) -> Option<u32> {
         if (self.0 ^ hash) >> 8 == 0 { Some(self.0 & 0xff) } else { None }
     }
 
-    /// The state before a packet is looked up: if the count is that of a young flow, there is no entry to look for.
-    /// `first` is [`first_candidate`].
+    /// The state as far as it is known without a look-up of the entry. If the slot counts a young direction,
+    /// there is normally no entry, and the look-up can be omitted. `first` is [`first_candidate`].
     #[inline(always)]
     #[must_use]
     pub fn state(self, hash: u32, first: u32) -> State {
@@ -139,9 +147,9 @@ impl Count {
         }
     }
 
-    /// The count with another packet; none if the slot remains another direction's. `coin` decides about a slot that
-    /// is in use: if all won it, neither of two flows that alternate, such as requests and replies, would ever count
-    /// to 2.
+    /// The count with one more packet, or none if the slot stays with another direction. If the slot counts
+    /// another direction, that one keeps it when `coin` returns true. If each packet took the slot over,
+    /// neither of two directions that alternate, such as requests and replies, would ever count to 2.
     #[inline(always)]
     #[must_use]
     pub fn next(self, hash: u32, coin: impl FnOnce() -> bool) -> Option<Self> {
@@ -150,13 +158,14 @@ impl Count {
             None if self.0 != 0 && coin() => return None,
             None => 1,
         };
-        // Half of the range again, so that powers of two recur.
+        // The count continues at 128, which is a power of two, so that every 128th packet is noted from then
+        // on.
         let number = if number > 0xff { 0x80 } else { number };
         Some(Self(hash & !0xff | number))
     }
 
-    /// What happens to the packet that was counted last. Fewer and fewer are noted, so that flows to the node itself,
-    /// which never come out, cost little.
+    /// What happens to the packet that was counted last. Fewer and fewer packets are noted, so that flows to
+    /// the node itself, whose packets never come out, cost little.
     #[inline(always)]
     #[must_use]
     pub const fn step(self, first: u32) -> Step {
@@ -165,21 +174,23 @@ impl Count {
     }
 }
 
-/// An element of [`YOUNG`](crate::maps::YOUNG). All directions whose hashes have the same remainder share it. The
-/// programs add to the upper word by atomic operations on both words, as there are none on one.
+/// An element of [`YOUNG`](crate::maps::YOUNG), shared by all directions that have the same slot. The
+/// programs change `entries` by an atomic 64-bit addition to the whole element, hence the alignment. A
+/// multiple of 2^32 is added, which leaves `count` as it is.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Young {
     pub count: Count,
-    /// The number of entries that directions with the protocol TCP have here. It is too high after an entry was evicted,
-    /// which costs look-ups, but never too low, as a connection's end must find its entry.
+    /// The number of entries that TCP directions have in this slot. It is too high after the kernel has
+    /// evicted an entry, which only costs needless look-ups. It is never too low, because the segments that
+    /// end a connection must find its entry.
     pub entries: u32,
 }
 
-/// A packet that arrives, without SYN, FIN and RST.
+/// A packet that is not a SYN, FIN or RST.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// Length from the IP header on; of a packet merged by GRO, that of its segments.
+    /// The length from the IP header on; for a packet that GRO merged, the length of its segments.
     pub length: u32,
     pub dscp: u32,
     /// Time to live, or the hop limit of IPv6.
@@ -187,7 +198,7 @@ pub struct Arrival {
 }
 
 impl<A> Entry<A> {
-    /// The state of a direction with an entry.
+    /// The state of a direction that has an entry.
     #[inline(always)]
     #[must_use]
     pub const fn state(&self, epoch: u32, now: u32) -> State {
@@ -206,8 +217,9 @@ impl<A> Entry<A> {
         }
     }
 
-    /// Handles a packet that arrives. `is_decrypted` returns whether the packet came in an IPsec tunnel, and is asked for
-    /// sampled packets only: packets from a tunnel are never noted, so they cannot keep an entry from becoming stale.
+    /// Handles a packet that arrives. `is_decrypted` returns whether the packet came through IPsec. It is
+    /// called only for the first packet of a sample period, which would be noted otherwise: packets that came
+    /// through IPsec never are, so they cannot keep an entry from becoming stale.
     #[inline(always)]
     pub fn arrive(&mut self, packet: Arrival, epoch: u32, now: u32, is_decrypted: impl Fn() -> bool) -> Step {
         let is_first = self.begin_sample(now);
@@ -231,18 +243,20 @@ impl<A> Entry<A> {
                 self.note_often()
             }
             State::Suspended => {
-                // The kernel collects a network card's packets after this hook. Those that follow wait there, too,
-                // until one has come out, which restores the epoch.
+                // Behind this hook, the kernel collects the packets of a poll in a list before it hands them
+                // to IP. Packets that follow must wait there as well, or they would overtake this one. So the
+                // direction stays suspended until a packet has come out, which restores the epoch.
                 self.suspend();
                 self.queue();
                 self.note_often()
             }
-            // `state` returns neither, as these have no entry.
+            // `state` returns neither of them, because they have no entry.
             State::Young | State::Candidate => Step::Pass,
         }
     }
 
-    /// Has a packet noted, but fewer and fewer of those that do not come out: records are few, and other flows need them.
+    /// Has the packet noted. After [`NOTED_AT_ONCE`] packets of which none came out, only those whose number
+    /// is a power of two are noted, because there are few records and other flows need them as well.
     #[inline(always)]
     const fn note_often(&mut self) -> Step {
         let before = self.noted;
@@ -250,19 +264,19 @@ impl<A> Entry<A> {
         if before < NOTED_AT_ONCE || before & before.wrapping_sub(1) == 0 { Step::Note } else { Step::Pass }
     }
 
-    /// The state for one packet: the entry may not hold for it.
+    /// The state for this packet. The entry may not hold for it although it holds for others.
     #[inline(always)]
     const fn state_for(&self, packet: Arrival, epoch: u32, now: u32) -> State {
         match self.state(epoch, now) {
             state @ (State::Barred | State::Trial) => state,
             _ if !self.fits(packet.length, now) || packet.dscp != self.dscp => State::Suspended,
-            // The kernel's stack replies that the time to live is exceeded.
+            // The kernel's stack has to reply with an ICMP error, because the time to live is exceeded.
             State::Queued | State::Direct if packet.ttl <= 1 => State::Stale,
             state => state,
         }
     }
 
-    /// True if a packet of this length or a longer one came out lately.
+    /// True if a packet of this length or a longer one came out recently.
     #[inline(always)]
     const fn fits(&self, length: u32, now: u32) -> bool {
         length <= self.last_length || length <= self.fits && !self.has_length_expired(now)
@@ -273,14 +287,15 @@ impl<A> Entry<A> {
         now.wrapping_sub(self.fits_checked) > CARRIED_FOR
     }
 
-    /// True while copies of the direction's packets came out lately.
+    /// True for `BARRED_FOR` ticks after the direction was [barred](Self::bar).
     #[inline(always)]
     #[must_use]
     pub const fn is_barred(&self, now: u32) -> bool {
         self.copied != 0 && now.wrapping_sub(self.copied) <= BARRED_FOR
     }
 
-    /// Begins a time between two samples with its first packet. Returns whether this packet is the first one.
+    /// Begins a new sample period if the previous one is over. Returns true if the packet is the first one of
+    /// a period.
     #[inline(always)]
     const fn begin_sample(&mut self, now: u32) -> bool {
         if now.wrapping_sub(self.asked) < SAMPLED_EVERY {
@@ -295,22 +310,24 @@ impl<A> Entry<A> {
         true
     }
 
-    /// Counts a packet that takes the queue of the container's link, or may take it because the kernel's stack has the
-    /// packet.
+    /// Counts a packet that takes the queue of the container's link, or may take it because it is left to the
+    /// kernel's stack.
     #[inline(always)]
     pub const fn queue(&mut self) {
         self.queued = self.queued.wrapping_add(1);
     }
 
-    /// True for packets 2, 4, 8 and so on in the queue of a container's link: a clone after each shows soon when the
-    /// queue has no more of them.
+    /// True for the packets 2, 4, 8 and so on that take the queue of a container's link. A clone that is sent
+    /// just ahead of each of them soon shows that no earlier packets are left in the queue.
     #[inline(always)]
     const fn may_leave_queue(&self) -> bool {
         self.way.flags & TO_PEER != 0 && self.queued & self.queued.wrapping_sub(1) == 0
     }
 
-    /// Handles a clone that arrives again. `last` is the number of the packet that followed the clone into the processor's
-    /// queue, or 0. If no other packet took the queue since, that packet is next there, and all others have left the queue.
+    /// Handles a clone that arrives again. `last` is the number of the carried packet that entered the
+    /// processor's queue right after the clone, or 0 if that packet did not take the queue. If no other
+    /// packet has taken the queue since, this packet is the next one there and all earlier ones have left it,
+    /// so packets that follow may go past the queue.
     #[inline(always)]
     pub const fn leave_queue(&mut self, last: u32) {
         #[allow(clippy::cast_possible_truncation, reason = "a record has the lower bits only")]
@@ -319,13 +336,14 @@ impl<A> Entry<A> {
         }
     }
 
-    /// Has netfilter decide again.
+    /// Makes netfilter decide again: no packet is carried until a noted one has come out.
     #[inline(always)]
     pub const fn suspend(&mut self) {
         self.epoch = 0;
     }
 
-    /// Handles a packet that came out and that the entry would have sent the same way. `epoch` is that of its arrival.
+    /// Handles a packet that came out in the same way as the entry would have sent it. `epoch` is the epoch
+    /// in which the packet arrived.
     #[inline(always)]
     pub const fn confirm(&mut self, length: u32, epoch: u32, now: u32) {
         if length >= self.fits || self.has_length_expired(now) {
@@ -339,9 +357,9 @@ impl<A> Entry<A> {
         self.noted = 0;
     }
 
-    /// Handles a packet that came out and that makes this entry: sets all but the way and the acknowledgment. The numbers of
-    /// a former entry are in place already. The numbers of the queue do not begin again, because a clone may still arrive
-    /// with one of them.
+    /// Fills a new entry after a packet came out. The caller has cleared the entry, apart from the numbers
+    /// that it takes over from a previous entry, and sets the way and the acknowledgment. The numbering of
+    /// packets in the queue continues, because a clone may still arrive with one of the numbers.
     #[inline(always)]
     pub const fn begin(&mut self, packet: Arrival, epoch: u32, now: u32) {
         self.epoch = epoch;
@@ -354,7 +372,8 @@ impl<A> Entry<A> {
         self.dscp = packet.dscp;
     }
 
-    /// Handles a packet that came out twice: which of them is the right one is unknown.
+    /// Bars the direction: a packet came out twice, so nobody knows which of the two took the right way, or a
+    /// rule decides about each packet.
     #[inline(always)]
     pub const fn bar(&mut self, now: u32) {
         self.is_trusted = 0;
@@ -362,8 +381,8 @@ impl<A> Entry<A> {
         self.copied = if now == 0 { 1 } else { now };
     }
 
-    /// True if a FIN or RST of this direction is too far from what the other one has acknowledged to be the
-    /// connection's.
+    /// True if the sequence number of a FIN or RST of this direction is so far from what the other direction
+    /// has acknowledged that the segment cannot belong to the connection.
     #[inline(always)]
     #[must_use]
     pub fn is_far(&self, sequence: u32, acknowledgment: u32) -> bool {

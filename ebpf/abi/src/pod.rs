@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Lets aya read and write the types as bytes.
+//! Implements aya's `Pod`, so that user space can read and write keys and values as bytes.
 
 use crate::{Addr4, Addr6, Container, Entry, FlowKey, Port, Way};
 
-// SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
-// padding that is not a field (the tests of each module compare sizes); any bits are a valid value.
+// SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)` and consist of integers, so any
+// bits are a valid value. All padding is a field: for the generic types, a test in `flow.rs` compares the
+// sizes, and the fields of the others leave no gap.
 macro_rules! plain {
     ($($type:ty),*) => { $(
         // SAFETY: see above.

@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Records of noted packets: the program at egress recognises a packet by its record.
+//! Records of noted packets, by which the program at egress recognises the packets that come out of the
+//! kernel's stack.
 
 use crate::address::{Addr4, Addr6};
 use crate::flow::FlowKey;
 
-/// A packet that passes through the kernel's stack. `__sk_buff::tc_index` has the index of its record.
+/// A packet on its way through the kernel's stack. The packet's `__sk_buff::tc_index` is the index of this
+/// record.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record<A> {
-    /// The packet as it arrived.
+    /// The packet's direction, with addresses and ports as they arrived.
     pub key: FlowKey<A>,
-    /// [Epoch](crate::maps::EPOCH) at its arrival.
+    /// The [epoch](crate::maps::EPOCH) in which the packet arrived.
     pub epoch: u32,
     pub tick: u32,
-    /// Fields that the kernel's stack does not change: the identification of IPv4 or the flow label of IPv6, and of TCP the
-    /// sequence and acknowledgment number and the word with the flags, of UDP the length and the beginning and end of the
-    /// payload.
+    /// Fields of the packet that the kernel's stack does not change: the identification of IPv4 or the flow
+    /// label of IPv6; for TCP also the sequence and acknowledgment numbers and the word with the flags; for
+    /// UDP also the length, and the beginning and the end of the payload.
     pub proof: [u32; PROOF],
-    /// Length from the header above IP on.
+    /// The length from the TCP or UDP header on.
     pub length: u32,
     /// Time to live, or the hop limit of IPv6.
     pub ttl: u32,
     /// Type of service, or the traffic class of IPv6.
     pub tos: u32,
-    /// What became of the packet.
     pub stage: Stage,
-    /// [`Stage::Clone`]: the lower bits of [`Entry::queued`](crate::Entry::queued) with the packet itself, or 0.
+    /// For [`Stage::Clone`]: the lower bits of [`Entry::queued`](crate::Entry::queued) after the packet
+    /// itself was counted, or 0 if the packet did not take the queue.
     pub queued: u32,
-    /// 1 once the packet came out.
+    /// 1 once the packet has come out.
     pub came_out: u32,
 }
 
-/// Words of [`Record::proof`].
+/// The number of words of [`Record::proof`].
 pub const PROOF: usize = 6;
 
 pub type Record4 = Record<Addr4>;
@@ -54,31 +56,36 @@ pub enum Stage {
     /// The packet itself.
     #[default]
     Original = 0,
-    /// A clone of a carried packet, which is given to the interface of the packet once more.
+    /// A clone of a carried packet, on its way to the interface on which the packet arrived.
     Clone = 1,
-    /// A clone that has passed the program at ingress. It is dropped where the packet itself was carried to.
+    /// A clone that has arrived there. The program at egress drops it if it comes out where the packet itself
+    /// was carried to.
     Returned = 2,
 }
 
-/// What a packet with the index of a record is.
+/// Which packet came out with the index of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Another packet.
+    /// A packet other than that of the record.
     Unknown,
-    /// The packet of the record.
+    /// The packet of the record, which has not come out before.
     Out,
-    /// The packet of the record, or a copy of it, by the interface on which it arrived: nothing to learn from.
+    /// The packet of the record, or a copy of it, through the interface on which it arrived. Nothing can be
+    /// learnt from that.
     Back,
-    /// A copy of the packet of the record, which came out before.
+    /// A copy of the packet of the record, which has come out before.
     Again,
 }
 
-/// Ticks after which a record is no longer used: a packet usually does not stay in the kernel's stack for so long.
+/// The number of ticks for which a record is used. A packet usually does not stay in the kernel's stack for
+/// so long.
 const KEPT_FOR: u32 = 4;
 
 impl<A> Record<A> {
-    /// True if the record describes a clone with this proof, which therefore arrives again. Another packet with the
-    /// record's index comes from a container that sets `tc_index`. The caller compares the keys.
+    /// True if the record describes a clone with this proof, so that the packet that arrives is this clone.
+    /// Otherwise a container has sent a packet with the index of the record, because containers can set
+    /// `tc_index`. Two words have to suffice, because the program has not read the payload yet. The caller
+    /// compares the keys.
     #[inline(always)]
     #[must_use]
     pub fn is_clone(&self, proof: [u32; 2], now: u32) -> bool {
@@ -88,15 +95,16 @@ impl<A> Record<A> {
             && now.wrapping_sub(self.tick) <= KEPT_FOR
     }
 
-    /// True if the packet of the record may still come out: another packet must not get the record.
+    /// True if the packet of the record may still come out, so that the record must not be used for another
+    /// packet.
     #[inline(always)]
     #[must_use]
     pub const fn is_in_use(&self, now: u32) -> bool {
         self.came_out == 0 && self.epoch != 0 && now.wrapping_sub(self.tick) <= KEPT_FOR
     }
 
-    /// What a packet is that came out with the index of this record. The final verdict of another program's filter at
-    /// ingress may have set `tc_index` of another packet.
+    /// Compares a packet that came out with this record, whose index it has. It may be another packet,
+    /// because a final verdict of another program's filter at ingress sets `tc_index`.
     #[inline(always)]
     #[must_use]
     pub fn outcome(&self, packet: &Departure, now: u32) -> Outcome {
@@ -117,7 +125,8 @@ impl<A> Record<A> {
         }
     }
 
-    /// True if the kernel's stack has changed the packet in no other way than the BPF programs change packets.
+    /// True if the kernel's stack has changed time to live and DSCP as the BPF programs would. A congestion
+    /// mark (RFC 3168) may differ, because it says nothing about later packets.
     #[inline(always)]
     #[must_use]
     pub const fn is_reproducible(&self, ttl: u8, tos: u8) -> bool {
@@ -125,13 +134,13 @@ impl<A> Record<A> {
     }
 }
 
-/// A packet that comes out.
+/// A packet that comes out of the kernel's stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Departure {
-    /// As [`Record::proof`].
+    /// The same fields as in [`Record::proof`].
     pub proof: [u32; PROOF],
     pub protocol: u32,
-    /// Length from the header above IP on.
+    /// The length from the TCP or UDP header on.
     pub length: u32,
     pub interface: u32,
 }

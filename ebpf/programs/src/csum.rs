@@ -2,14 +2,14 @@
 
 //! Incremental updates of the Internet checksum (RFC 1624).
 //!
-//! Words are in network byte order; the sum does not depend on it (RFC 1071, section 2).
+//! Words stay in network byte order, because the sum does not depend on the byte order (RFC 1071, section 2).
 
-/// The change of a sum: 32-bit words with end-around carry, not folded to 16 bits (the kernel's `__wsum`).
+/// The change of a sum of 32-bit words with end-around carry, not folded to 16 bits (the kernel's `__wsum`).
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Difference(u64);
 
 impl Difference {
-    /// Adds the change of a word.
+    /// Adds the change of a word from `old` to `new`.
     #[inline(always)]
     #[must_use]
     pub(crate) fn word(self, old: u32, new: u32) -> Self {
@@ -28,12 +28,13 @@ impl Difference {
     #[inline(always)]
     #[must_use]
     pub(crate) fn sum(self) -> u32 {
-        // A few dozen words were added at most: a carry can carry once more.
+        // At most a few dozen words were added, so the upper half is small. Adding it to the lower half can
+        // carry once more, but not a third time.
         let folded = (self.0 & 0xffff_ffff) + (self.0 >> 32);
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
-    /// The new value of a checksum field.
+    /// The new value of a checksum field that has the value `field`.
     #[inline(always)]
     #[must_use]
     pub(crate) fn apply(self, field: u16) -> u16 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Packets that came out of the kernel's stack.
+//! Packets that come out of the kernel's stack.
 //!
-//! A packet with a record ends the record's life (the diagram at [`Stage`]), and begins or renews the life of its
-//! direction of the flow (the diagram at [`State`](slipway_ebpf_abi::State)).
+//! A noted packet that comes out takes its record to the last stage (the diagram at [`Stage`]), and makes,
+//! confirms or bars the entry of its direction (the diagram at [`State`](slipway_ebpf_abi::State)).
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_NOEXIST};
 use slipway_ebpf_abi::maps::{HELD_PORTS, held_port};
@@ -17,7 +17,8 @@ use crate::memory::{clear, copy, same};
 use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
 
-/// The program for one family. `l3`: offset of the IP header; `flags`: of the way by this interface.
+/// The program at egress for one IP family. `l3` is the offset of the IP header, and `flags` are those of a
+/// way through this interface.
 #[inline(never)]
 pub(crate) fn egress<F: Maps>(skb: Skb, index: u32, l3: u32, flags: u32) -> i32 {
     let Some(scratch) = F::memory() else { return Act::NEXT };
@@ -31,7 +32,7 @@ pub(crate) fn egress<F: Maps>(skb: Skb, index: u32, l3: u32, flags: u32) -> i32 
     check(skb, scratch, unsafe { &mut *record }, flags)
 }
 
-/// Handles a packet with a record.
+/// Compares the packet with its record, and learns from it if it is the recorded one.
 #[inline(never)]
 fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, place: &mut Record<Addr<F>>, flags: u32) -> i32 {
     let now = now();
@@ -43,7 +44,8 @@ fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, place: &mut Record<Addr<F>
         interface: skb.interface(),
     };
     let outcome = scratch.record.outcome(&departure, now);
-    // A frame that a bridge sends to all of its ports reaches one container.
+    // A bridge may flood a frame to the links of all containers, but only one of them is meant. For the
+    // others, `read_way` returns false.
     if outcome == Outcome::Unknown || !read_way(skb, scratch, flags) {
         add(Counter::Unlike, 1);
         return Act::NEXT;
@@ -65,8 +67,9 @@ fn check<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, place: &mut Record<Addr<F>
     verdict
 }
 
-/// Sets [`Scratch::way`] to that of the packet. Returns false if the frame is for another container than the one at
-/// this link.
+/// Sets [`Scratch::way`] to the way of the packet. Returns false if nothing may be learnt from it, because
+/// the frame is for another container than the one at this link, or because the address of that one is
+/// unknown.
 #[inline(never)]
 fn read_way<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> bool {
     let way = &mut scratch.way;
@@ -82,11 +85,13 @@ fn read_way<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> bool {
     if flags & HAS_ETHERNET == 0 {
         return true;
     }
-    // A packet for the network stack of the peer needs the header, too: the pod may bridge it.
+    // Packets that are redirected to the peer need the Ethernet header as well, because the pod may bridge
+    // them.
     let Some(ethernet) = skb.load(0) else { return false };
     way.ethernet = ethernet;
     let Some(container) = maps::container(way.interface) else {
-        // An uplink. Nothing is learnt about the link of a container whose address is unknown.
+        // Without TO_PEER, this is an uplink, or a link with a queueing discipline whose container is not
+        // recorded. With TO_PEER, nothing may be learnt as long as the container's address is unknown.
         return flags & TO_PEER == 0;
     };
     if container.takes_queue != 0 {
@@ -98,7 +103,9 @@ fn read_way<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> bool {
     (a ^ own[0]) | (b ^ own[1]) | (c ^ own[2]) | (d ^ own[3]) | (e ^ own[4]) | (f ^ own[5]) == 0
 }
 
-/// True for a clone that came out where the packet itself was carried to. A copy that a rule sends elsewhere goes on.
+/// True for a clone that came out where the packet itself was carried to, or whose entry has been removed.
+/// The caller drops it, because the packet itself has arrived already. A copy that a rule sends elsewhere
+/// goes on.
 #[inline(never)]
 fn is_carried_there<F: Maps>(scratch: &mut Scratch<F>) -> bool {
     if scratch.record.stage != Stage::Returned {
@@ -110,7 +117,8 @@ fn is_carried_there<F: Maps>(scratch: &mut Scratch<F>) -> bool {
     is_same_place::<F>(&entry.way, &scratch.way)
 }
 
-/// True if two ways have the same end; mark and priority may differ.
+/// True if two ways lead to the same place, that is, to the same interface, Ethernet destination, addresses
+/// and ports.
 #[inline(always)]
 fn is_same_place<F: Family>(one: &Way<Addr<F>>, other: &Way<Addr<F>>) -> bool {
     let mut difference = one.interface ^ other.interface;
@@ -120,7 +128,7 @@ fn is_same_place<F: Family>(one: &Way<Addr<F>>, other: &Way<Addr<F>>) -> bool {
     difference == 0 && F::same(one.source, other.source) && F::same(one.destination, other.destination)
 }
 
-/// Bars the direction: its packet came out twice.
+/// Bars the direction, because its packet came out twice.
 #[inline(never)]
 fn bar<F: Maps>(scratch: &mut Scratch<F>, now: u32) -> i32 {
     if let Some(entry) = F::entries().get_ptr_mut(&scratch.record.key) {
@@ -134,8 +142,8 @@ fn bar<F: Maps>(scratch: &mut Scratch<F>, now: u32) -> i32 {
     insert(scratch)
 }
 
-/// Inserts [`Scratch::entry`] for a direction that has none. If the map is full of elements in use, netfilter serves the
-/// flow.
+/// Inserts [`Scratch::entry`] for a direction that has none. If the map is full and the kernel finds no
+/// element to evict, the flow stays with netfilter.
 #[inline(never)]
 fn insert<F: Maps>(scratch: &Scratch<F>) -> i32 {
     let key = &scratch.record.key;
@@ -144,14 +152,15 @@ fn insert<F: Maps>(scratch: &Scratch<F>) -> i32 {
     if is_counted {
         slot.add_entries(1);
     }
-    // Another processor may have inserted one meanwhile, which then is counted already.
+    // The insertion also fails if another processor has inserted the entry meanwhile and counted it.
     if F::entries().insert(key, &scratch.entry, u64::from(BPF_NOEXIST)).is_err() && is_counted {
         slot.add_entries(-1);
     }
     Act::NEXT
 }
 
-/// True if a rule decides about each packet with one of these ports.
+/// True if one of the flow's ports, before or after translation, is that of a rule that decides about each
+/// packet.
 #[inline(always)]
 fn has_held_port<F: Maps>(scratch: &Scratch<F>) -> bool {
     if maps::held() & HELD_PORTS == 0 {
@@ -164,7 +173,8 @@ fn has_held_port<F: Maps>(scratch: &Scratch<F>) -> bool {
         || maps::is_held(held_port(key.protocol, way.destination_port))
 }
 
-/// True if both ends of a datagram were translated. Nothing in it then shows for certain that it is the noted one.
+/// True if both ends of a datagram were translated. Then none of its addresses and ports shows that it is the
+/// noted one, so no entry is made.
 #[inline(always)]
 fn is_wholly_translated<F: Maps>(scratch: &Scratch<F>) -> bool {
     let (key, way) = (&scratch.record.key, &scratch.way);
@@ -173,7 +183,7 @@ fn is_wholly_translated<F: Maps>(scratch: &Scratch<F>) -> bool {
         && (key.destination_port.0 != way.destination_port.0 || !F::same(key.destination, way.destination))
 }
 
-/// Writes or confirms the entry of the packet's direction. `verdict`: on the packet.
+/// Makes, replaces or confirms the entry of the packet's direction. `verdict` is the verdict on the packet.
 #[inline(never)]
 fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
     add(Counter::Checked, 1);
@@ -184,7 +194,7 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
         // SAFETY: as in `ingress`.
         let entry = unsafe { &mut *entry };
         if has_held_port(scratch) || entry.is_barred(now) {
-            // Until the rule has gone and no copies have come out for a while.
+            // The direction stays barred until the rule has gone and no copies have come out for a while.
             if !entry.is_barred(now) {
                 entry.bar(now);
             }
@@ -195,7 +205,8 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
             return Act::NEXT;
         }
         if scratch.record.stage == Stage::Returned && verdict != Act::DROP {
-            // It may be a copy: the next packets themselves show their way.
+            // The clone came out elsewhere and may be a copy that a rule has made. The next packets are left
+            // to the kernel's stack, so that they show their way themselves.
             entry.is_trusted = 0;
             return Act::NEXT;
         }
@@ -211,12 +222,13 @@ fn learn<F: Maps>(scratch: &mut Scratch<F>, verdict: i32, now: u32) -> i32 {
     if is_new {
         return insert(scratch);
     }
-    // Replaces the whole element: a reader sees one way or the other. If it was removed meanwhile, the flow begins again.
+    // This replaces the whole element, so that a reader sees either the old way or the new one. If the entry
+    // was removed meanwhile, the insertion fails and the flow begins again.
     let _ = F::entries().insert(&scratch.record.key, &scratch.entry, u64::from(BPF_EXIST));
     Act::NEXT
 }
 
-/// Copies what outlasts a change of the way.
+/// Copies the numbers that continue when the way changes.
 #[inline(always)]
 fn keep_numbers<F: Family>(new: &mut Entry<Addr<F>>, former: &Entry<Addr<F>>) {
     new.queued = former.queued;

@@ -2,8 +2,8 @@
 
 //! Packets that arrive, from a pod or from outside.
 //!
-//! The functions follow the diagram at [`State`]: [`ingress`] finds the state of the packet's direction, and the other
-//! functions do what happens in each state.
+//! The functions follow the diagram at [`State`]: [`ingress`] finds out the state of the packet's direction,
+//! and the other functions do what has to be done in that state.
 
 use slipway_ebpf_abi::maps::held_bit;
 use slipway_ebpf_abi::{
@@ -18,8 +18,8 @@ use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
 use crate::translation::translate;
 
-/// The program for one family. `l3`: offset of the IP header; `index`: of the record with which the
-/// packet arrived, or 0; `from_pod`: true at a pod's link.
+/// The program at ingress for one IP family. `l3` is the offset of the IP header, `index` that of the record
+/// with which the packet arrived, or 0, and `from_pod` is true at a pod's link.
 #[inline(never)]
 pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) -> i32 {
     let epoch = maps::epoch();
@@ -46,7 +46,8 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         }
         return Act::NEXT;
     }
-    // Whoever can have a count begin again must not hide an entry from the segments that end a connection.
+    // A direction with an entry looks young if its count was made to begin again. That must not hide the
+    // entry from the segments that end a connection, so these do not take this shortcut.
     if !is_control && slot.state(first) == State::Young {
         slot.count();
         return Act::NEXT;
@@ -58,8 +59,8 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
         }
         return Act::NEXT;
     };
-    // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one: `send` works on
-    // a copy of the way.
+    // SAFETY: the kernel frees no element while the program runs. It may reuse an evicted one for another
+    // flow, so `send` works on a copy of the way.
     let entry = unsafe { &mut *entry };
     if is_control {
         entry.queue();
@@ -77,13 +78,14 @@ pub(crate) fn ingress<F: Maps>(skb: Skb, l3: u32, index: u32, from_pod: bool) ->
     carry(skb, scratch, entry)
 }
 
-/// Counts a packet of a direction without an entry.
+/// Counts a packet of a direction that has no entry, and returns what to do with it.
 #[inline(always)]
 fn candidate(slot: Slot, first: u32) -> Step {
     slot.count().map_or(Step::Pass, |count| count.step(first))
 }
 
-/// True if the packet is the clone that a record describes.
+/// Returns whether the packet is the clone that a record describes. If it is, this also moves the record to
+/// [`Stage::Returned`], and the direction may leave the queue of the pod's link.
 #[inline(always)]
 fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
     let Some(record) = F::records().get_ptr_mut(index) else { return false };
@@ -98,8 +100,8 @@ fn is_clone<F: Maps>(scratch: &Scratch<F>, index: u32, now: u32) -> bool {
     is_clone
 }
 
-/// Lets the flow leave the queue of a pod's link if this clone shows that the last packet in it, the one with the
-/// number `last`, has left it.
+/// Lets the direction leave the queue of a pod's link, unless a packet has taken the queue after the one with
+/// the number `last`, which follows this clone there.
 #[inline(never)]
 fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
     if last != 0
@@ -111,8 +113,9 @@ fn leave_queue<F: Maps>(scratch: &Scratch<F>, last: u32) -> i32 {
     Act::NEXT
 }
 
-/// Notes the packet, for the kernel's stack to check it; not one that came in an IPsec tunnel: an entry would carry
-/// the same packet without the encryption that a policy may demand (RFC 4301, section 5.2).
+/// Notes the packet, which the kernel's stack then checks. A packet that came through IPsec is not noted,
+/// because its entry would also carry the same packet without encryption, which a policy may demand (RFC
+/// 4301, section 5.2).
 #[inline(never)]
 fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage: Stage) -> i32 {
     if skb.is_decrypted() {
@@ -141,8 +144,8 @@ fn note<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, epoch: u32, now: u32, stage
     Act::NEXT
 }
 
-/// Gives a clone of a carried packet to the kernel's stack. The packet itself would be overtaken there by those that
-/// are carried after it.
+/// Sends a clone of a carried packet through the kernel's stack. The packet itself is carried, because in the
+/// stack it would be overtaken by packets that are carried after it.
 #[inline(always)]
 fn sample<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, queued: u64, epoch: u32, now: u32) {
     scratch.record.queued = queued as u32;
@@ -153,8 +156,8 @@ fn sample<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, queued: u64, epoch: u32, 
     }
 }
 
-/// Sets the key of the reverse direction: its packets arrive by the interface to which these go, and with the translated
-/// addresses.
+/// Sets the key of the reverse direction. Its packets have the translated addresses and ports, and arrive on
+/// the interface through which the packets of this direction leave.
 #[inline(always)]
 fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Entry<Addr<F>>) {
     let reverse = &mut scratch.reverse;
@@ -166,8 +169,9 @@ fn set_reverse<F: Maps>(scratch: &mut Scratch<F>, entry: &Entry<Addr<F>>) {
     reverse.protocol = u32::from(IPPROTO_TCP);
 }
 
-/// A SYN, FIN or RST of a pod. No other host can forge it, because the interface is part of the key. After a
-/// FIN or RST the connection passes the kernel's stack, where conntrack sees its end.
+/// Handles a SYN, FIN or RST from a pod. No other host can forge it, because the interface is part of the
+/// key. A FIN or RST removes the entries of both directions, so that the rest of the connection passes the
+/// kernel's stack, where conntrack sees its end.
 #[inline(never)]
 fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
     if scratch.packet.is_acknowledgment() {
@@ -182,7 +186,7 @@ fn control_from_pod<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>
     Act::NEXT
 }
 
-/// Removes the entry of a direction of a connection.
+/// Removes an entry of a TCP connection, and only then lowers its slot's number of entries.
 #[inline(always)]
 fn remove<F: Maps>(key: &FlowKey<Addr<F>>) {
     if F::entries().remove(key).is_ok() {
@@ -190,13 +194,14 @@ fn remove<F: Maps>(key: &FlowKey<Addr<F>>) {
     }
 }
 
-/// A SYN, FIN or RST from outside. Netfilter sees it, except a FIN or RST that the pod's acknowledgment
-/// proves to be forged: conntrack's own window check does not know the packets that the BPF programs carried.
+/// Handles a SYN, FIN or RST from outside. The kernel's stack gets it, unless it is a FIN or RST that the
+/// pod's acknowledgment proves to be forged. Conntrack's own window check cannot find that out, because it
+/// does not know the packets that the BPF programs carried.
 #[inline(never)]
 fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
-    // Netfilter checks the next packet, as a connection may begin or end here.
+    // A connection may begin or end here, so netfilter has to check the packets that follow.
     entry.suspend();
-    // Only a pod's acknowledgment is out of reach for others.
+    // Only the acknowledgment of a pod proves anything, because nobody else can send packets on its link.
     if scratch.packet.tcp & SYN != 0 || entry.way.flags & TO_PEER == 0 {
         return Act::NEXT;
     }
@@ -212,7 +217,7 @@ fn control<F: Maps>(scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32
     Act::NEXT
 }
 
-/// Counts the packet and sends it the entry's way.
+/// Counts the packet and sends it as its entry says.
 #[inline(always)]
 fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>) -> i32 {
     let segments = skb.segments();
@@ -224,7 +229,7 @@ fn carry<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, entry: &mut Entry<Addr<F>>
     send(skb, scratch)
 }
 
-/// Sends the packet by [`Scratch::way`].
+/// Sends the packet as [`Scratch::way`] says.
 #[inline(never)]
 fn send<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     if !translate(skb, scratch) {
@@ -232,10 +237,10 @@ fn send<F: Maps>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
         return Act::DROP;
     }
     let way = &scratch.way;
-    // As a veth does with packets of the kernel's stack.
+    // A veth also clears both when a packet of the kernel's stack enters the pod's namespace.
     let (mark, priority) = if way.flags & TO_PEER != 0 { (0, 0) } else { (way.mark, way.priority) };
     skb.set_mark(mark, priority);
-    // The kernel removes the Ethernet header of a packet to an interface without one.
+    // The kernel removes the Ethernet header of a packet that is redirected to an interface without one.
     if way.flags & HAS_ETHERNET != 0
         && (scratch.packet.l3 == 0 && !skb.add_ethernet() || !skb.store(0, &way.ethernet, 0))
     {

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! The BPF programs of the eBPF backend: netfilter checks a flow, they carry it.
+//! The BPF programs of the eBPF backend. Netfilter decides about the first packets of a flow, and the
+//! programs carry those that follow.
 //!
-//! A packet of a flow without an entry passes the kernel's stack, with the index of its record in `tc_index`.
-//! The program at the egress of an interface compares the packet that comes out with the record, and writes an
-//! entry with the way that the kernel's stack chose: translation, interface, link-layer header. The programs at ingress
-//! send the following packets of that direction the same way. Once in each tick, a packet passes the kernel's stack
-//! again and renews the entry, so that conntrack keeps its own entry and changed rules apply to running flows. The
-//! diagram at [`State`](slipway_ebpf_abi::State) has every state of a flow and what leads to it.
+//! The programs at ingress *note* some packets of a flow without an entry: they write a record of the packet,
+//! set its `tc_index` to the index of the record, and leave the packet to the kernel's stack. The program at
+//! the egress of an interface compares the packet that comes out with the record, and writes an entry with
+//! what the kernel's stack chose: translation, interface and link-layer header. The programs at ingress then
+//! send the following packets of that direction in the same way. Once in two ticks, they also send a clone of
+//! such a packet through the kernel's stack. It renews the entry, so that conntrack keeps its own entry and
+//! changed rules apply to running flows. The diagram at [`State`](slipway_ebpf_abi::State) has every state of
+//! a flow and what leads to it.
 //!
-//! Packets that the kernel's stack drops, delivers to the node or encapsulates never come out as they went in, and get
-//! no entry. All checks of a packet come before the first write to it, as a changed packet cannot be left to the
-//! kernel's stack.
+//! Packets that the kernel's stack drops, delivers to the node or encapsulates never come out as they went
+//! in, so their flows get no entry. A program checks a packet completely before it writes to it, because a
+//! changed packet cannot be left to the kernel's stack.
 #![no_std]
 #![no_main]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -46,41 +49,41 @@ use crate::skb::{Act, Skb};
 use crate::v4::V4;
 use crate::v6::V6;
 
-/// tc, ingress of an uplink: carries flows that netfilter has checked.
+/// tc ingress of an uplink: carries flows that netfilter has checked, and notes packets of others.
 #[classifier]
 pub(crate) fn flow_ingress(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
     if skb.is_to_host() { arrive(skb, skb::ETHERNET, false) } else { Act::NEXT }
 }
 
-/// tc, ingress of an uplink whose packets begin with the IP header: likewise.
+/// The same for an uplink whose packets begin with the IP header.
 #[classifier]
 pub(crate) fn flow_ingress_l3(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
     if skb.is_to_host() { arrive(skb, 0, false) } else { Act::NEXT }
 }
 
-/// tc, ingress of the host's end of a pod's veth: likewise.
+/// The same for the host's end of a pod's veth.
 #[classifier]
 pub(crate) fn flow_ingress_pod(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
     if skb.is_unicast() { arrive(skb, skb::ETHERNET, true) } else { Act::NEXT }
 }
 
-/// tc, egress of an uplink, or of the host's end of a pod's veth whose queueing discipline must see all
-/// packets: records the way of checked packets.
+/// tc egress of an uplink, or of the host's end of a pod's veth whose queueing discipline must see all
+/// packets: learns from noted packets that come out.
 #[classifier]
 pub(crate) fn flow_egress(ctx: TcContext) -> i32 {
     come_out(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET)
 }
 
-/// tc, egress of an uplink whose packets begin with the IP header: likewise.
+/// The same for an uplink whose packets begin with the IP header.
 #[classifier]
 pub(crate) fn flow_egress_l3(ctx: TcContext) -> i32 {
     come_out(Skb(ctx.skb.skb), 0, 0)
 }
 
-/// tc, egress of the host's end of a pod's veth: likewise.
+/// The same for the host's end of a pod's veth, if packets may go straight into the pod.
 #[classifier]
 pub(crate) fn flow_egress_pod(ctx: TcContext) -> i32 {
     come_out(Skb(ctx.skb.skb), skb::ETHERNET, HAS_ETHERNET | TO_PEER)
@@ -88,7 +91,7 @@ pub(crate) fn flow_egress_pod(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn arrive(skb: Skb, l3: u32, from_pod: bool) -> i32 {
-    // A pod can set `tc_index`, so only an index that is set here may remain.
+    // A pod can set `tc_index`, but the program at egress must see only an index that was set here.
     let index = skb.record();
     if index != 0 {
         skb.set_record(0);
@@ -120,12 +123,12 @@ fn come_out(skb: Skb, l3: u32, flags: u32) -> i32 {
     }
 }
 
-/// The kernel provides some helpers only to programs under its own license.
+/// The kernel provides some helpers only to programs whose license is compatible with the GPL.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-/// Unreachable: the verifier would refuse the program otherwise.
+/// Never called: the verifier would refuse a program that can reach this endless loop.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Copying and clearing memory word by word. The compiler would otherwise call `memmove` and `memset`, which
-//! work byte by byte, and which the verifier has to follow; it does not replace volatile accesses.
+//! Copies, compares and clears memory word by word. The compiler would otherwise call `memmove` and `memset`,
+//! which work byte by byte, so that the verifier would have to follow each byte. It does not replace volatile
+//! accesses by such calls.
 
-/// Copies a value whose size is a multiple of 8 bytes, or of 4.
+/// Copies a value whose size is a multiple of 4 bytes, or of 8 bytes if its alignment is 8.
 #[inline(always)]
 pub(crate) fn copy<T: Copy>(from: *const T, to: *mut T) {
-    // SAFETY: the callers pass pointers to whole values, which consist of integers and are aligned to 4 bytes
-    // at least (to 8 if their alignment is 8).
+    // SAFETY: the callers pass pointers to whole values, which consist of integers and are aligned to at
+    // least 4 bytes, or to 8 bytes if that is the alignment of their type.
     unsafe {
         if align_of::<T>() == 8 {
             for word in 0..size_of::<T>() / 8 {
@@ -35,7 +36,7 @@ pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     differing == 0
 }
 
-/// Clears a value that consists of integers.
+/// Clears a value that consists of integers and whose size is a multiple of 4 bytes.
 #[inline(always)]
 pub(crate) fn clear<T: Copy>(to: *mut T) {
     // SAFETY: as in `copy`.

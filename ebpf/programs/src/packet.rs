@@ -10,20 +10,20 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
-/// A packet with addresses of one family, as far as a program needs it.
+/// The fields of a packet that the programs need.
 pub(crate) struct Packet<A> {
     pub(crate) source: A,
     pub(crate) destination: A,
     /// Offset of the IP header.
     pub(crate) l3: u32,
-    /// Offset of the header above IP.
+    /// Offset of the TCP or UDP header.
     pub(crate) l4: u32,
-    /// Length from the IP header on; of a packet merged by GRO, that of its segments.
+    /// The length from the IP header on; for a packet that GRO merged, the length of its segments.
     pub(crate) length: u32,
-    /// Length from the IP header on, by that header.
+    /// The length from the IP header on, as that header states it.
     pub(crate) total: u32,
-    /// The 32-bit word of the IP header with the hop limit, in network byte order. It is next to the
-    /// addresses, so that one write rewrites all, without reading the word again.
+    /// The 32-bit word of the IP header that contains the hop limit, in network byte order. The addresses
+    /// follow it, so that one write changes all of them, and the word need not be read again.
     pub(crate) hops: u32,
     pub(crate) sequence: u32,
     /// The identification of IPv4, or the flow label of IPv6.
@@ -32,7 +32,7 @@ pub(crate) struct Packet<A> {
     pub(crate) tos: u8,
     /// Time to live, or the hop limit of IPv6.
     pub(crate) ttl: u8,
-    /// TCP: flags; 0 for UDP.
+    /// The flags of TCP; 0 for UDP.
     pub(crate) tcp: u8,
 }
 

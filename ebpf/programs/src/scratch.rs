@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Scratch memory of a program run, and the decoding of a packet into it.
+//! The scratch memory of a program run, and the decoding of a packet into it.
 //!
-//! It is an element of a per-CPU map instead of the program's stack. The verifier tracks every value on a stack
-//! through every branch, but knows nothing of values in a map: so it verifies each function once, not once
-//! for each path to it. And a stack has only 512 bytes.
+//! The memory is an element of a per-CPU map rather than a part of the program's stack. The verifier tracks
+//! the values on the stack, and follows the same code again if they differ. It knows nothing about the values
+//! in a map, so it has far fewer states to follow. Besides, the stack has only 512 bytes.
 //!
-//! The programs run in softirq context, where no other one interrupts them on the same processor.
+//! The programs run with bottom halves disabled, so that no other one interrupts them on the same processor.
+//! That does not hold on real-time kernels, where user space does not load them.
 
 use slipway_ebpf_abi::{Entry, FlowKey, IPPROTO_TCP, IPPROTO_UDP, PROOF, Port, Record, Way};
 
@@ -14,28 +15,28 @@ use crate::family::{Addr, Family};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// The packet, and what is known about it.
+/// The packet, and what a program has found out about it.
 pub(crate) struct Scratch<F: Family> {
     pub(crate) packet: Packet<Addr<F>>,
-    /// TCP: acknowledgment number, in host byte order.
+    /// TCP: the acknowledgment number, in host byte order.
     pub(crate) acknowledgment: u32,
-    /// [`Record::proof`].
+    /// The words for [`Record::proof`].
     pub(crate) proof: [u32; PROOF],
-    /// Length from the header above IP on.
+    /// The length from the TCP or UDP header on.
     pub(crate) above: u32,
-    /// The packet's direction of its flow.
+    /// The key of the packet's direction.
     pub(crate) key: FlowKey<Addr<F>>,
     /// The key of the reverse direction.
     pub(crate) reverse: FlowKey<Addr<F>>,
-    /// The record with which the packet came out, or the one to write.
+    /// At egress a copy of the packet's record; at ingress the record to be written.
     pub(crate) record: Record<Addr<F>>,
     pub(crate) way: Way<Addr<F>>,
-    /// [`Entry::queued`], with the packet itself.
+    /// [`Entry::queued`] after the packet itself was counted.
     pub(crate) queued: u64,
     pub(crate) entry: Entry<Addr<F>>,
 }
 
-/// First 16 bytes of a TCP header (RFC 9293, section 3.1).
+/// The first 16 bytes of a TCP header (RFC 9293, section 3.1).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Tcp {
@@ -56,7 +57,7 @@ struct Udp {
 
 impl<F: Family> Scratch<F> {
     /// Decodes the packet whose IP header is at `l3`, and sets [`Scratch::key`]. Returns false if it is
-    /// neither TCP nor UDP, a fragment, with options, or not whole.
+    /// neither TCP nor UDP, is a fragment, has IP options or extension headers, or is truncated.
     #[inline(always)]
     pub(crate) fn read(&mut self, skb: Skb, l3: u32) -> bool {
         let packet = &mut self.packet;
@@ -65,7 +66,8 @@ impl<F: Family> Scratch<F> {
         let Some(protocol) = F::read_header(skb, l3, packet) else { return false };
         let present = skb.len().wrapping_sub(l3);
         let payload = skb.segment_size();
-        // Short frames are padded. A packet of segments is not, and may be longer than the header's field.
+        // A short frame may be padded, so the length in the IP header counts. A packet of several segments is
+        // never padded, and may be longer than that field can say.
         let total = if payload == 0 { packet.total } else { present };
         if total > present || total < F::HEADER {
             return false;
@@ -102,11 +104,11 @@ impl<F: Family> Scratch<F> {
         true
     }
 
-    /// Adds the beginning and the end of a datagram's payload to [`Scratch::proof`].
+    /// Adds the beginning and the end of a UDP payload to [`Scratch::proof`].
     #[inline(always)]
     pub(crate) fn read_payload(&mut self, skb: Skb) {
         const HEADER: u32 = size_of::<Udp>() as u32;
-        /// Bytes of the beginning, and of the end.
+        /// The number of bytes at the beginning, and at the end.
         const PART: u32 = size_of::<[u32; 2]>() as u32;
         if self.key.protocol != u32::from(IPPROTO_UDP) {
             return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 
-//! Writing new addresses and ports into a packet.
+//! Writes new addresses and ports into a packet.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use slipway_ebpf_abi::IPPROTO_TCP;
@@ -10,11 +10,12 @@ use crate::family::Family;
 use crate::scratch::Scratch;
 use crate::skb::Skb;
 
-/// Offset of the checksum in the header.
+/// Offsets of the checksums in the headers of TCP and UDP.
 const TCP_CHECKSUM: u32 = 16;
 const UDP_CHECKSUM: u32 = 6;
 
-/// Writes addresses, ports and hop limit. Returns false if it failed halfway.
+/// Writes addresses, ports and hop limit into the packet. Returns false if a write fails, even if others have
+/// succeeded before.
 #[inline(always)]
 pub(crate) fn translate<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
     let (packet, key, way) = (&scratch.packet, &scratch.key, &scratch.way);
@@ -22,7 +23,8 @@ pub(crate) fn translate<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
     if !F::write_header(skb, packet, ends) {
         return false;
     }
-    // A zero means that a UDP sender omits the checksum (RFC 768); a checksum of zero is sent as all ones.
+    // In UDP, a checksum of zero means that the sender has omitted it (RFC 768), so it must stay zero. A sum
+    // that turns out to be zero is sent as all ones.
     let (offset, zero) = if key.protocol == u32::from(IPPROTO_TCP) {
         (TCP_CHECKSUM, 0)
     } else {

@@ -36,13 +36,13 @@ struct Rewritten {
     destination: Addr4,
 }
 
-/// Version 4, and five words: no options.
+/// Version 4, and a header of five words, which has no options.
 const VERSION: u8 = 0x45;
-/// Offset of the time to live, which protocol, checksum and addresses follow.
+/// Offset of the time to live. The protocol, the checksum and the addresses follow it.
 const HOPS: u32 = 8;
-/// More fragments follow.
+/// The flag that says that more fragments follow.
 const MORE: u16 = 0x2000;
-/// Offset of this fragment in units of 8 bytes.
+/// The bits for the offset of the fragment, in units of 8 bytes.
 const OFFSET: u16 = 0x1fff;
 
 impl Family for V4 {
@@ -80,8 +80,8 @@ impl Family for V4 {
             .apply(u16::from_ne_bytes([first, second]));
         let [first, second] = checksum.to_ne_bytes();
         let hops = u32::from_ne_bytes([less, protocol, first, second]);
-        // The header's checksum compensates the change: a sum over the packet computed by the device stays
-        // valid.
+        // The header's own checksum compensates for the change, so a sum over the packet that the device has
+        // computed stays valid.
         skb.store(packet.l3 + HOPS, &Rewritten { hops, source: new.0, destination: new.1 }, 0)
     }
 

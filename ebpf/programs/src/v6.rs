@@ -33,7 +33,7 @@ struct Rewritten {
     destination: Addr6,
 }
 
-/// Offset of the payload length, which next header, hop limit and addresses follow.
+/// Offset of the payload length. The next header, the hop limit and the addresses follow it.
 const HOPS: u32 = 4;
 
 #[inline(always)]
@@ -70,8 +70,9 @@ impl Family for V6 {
         let [high, low, next, hops] = packet.hops.to_ne_bytes();
         let hops = u32::from_ne_bytes([high, low, next, hops.wrapping_sub(1)]);
         let rewritten = Rewritten { hops, source: new.0, destination: new.1 };
-        // The header has no checksum to compensate the change, so a sum computed by the device must be
-        // updated; updating the checksum above IP then reverts that.
+        // The header has no checksum that would compensate for the change, so a sum over the packet that the
+        // device has computed must be changed, too. When the TCP or UDP checksum is updated for the new
+        // addresses, that reverts their part of it.
         skb.store(packet.l3 + HOPS, &rewritten, u64::from(BPF_F_RECOMPUTE_CSUM))
     }
 

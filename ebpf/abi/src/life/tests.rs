@@ -5,13 +5,13 @@ use crate::address::Addr4;
 
 const EPOCH: u32 = 7;
 const NOW: u32 = 1000;
-/// The hash of a direction, and that of another one with the same slot.
+/// The hashes of two directions that are taken to share a slot.
 const HASH: u32 = 0x0012_3456;
 const OTHER: u32 = 0x0654_3211;
 
 const PACKET: Arrival = Arrival { length: 1500, dscp: 0, ttl: 64 };
 
-/// An entry by which packets go straight into a container.
+/// An entry in the state Direct, for packets that go straight into a container.
 fn direct() -> Entry<Addr4> {
     let mut entry = Entry {
         epoch: EPOCH,
@@ -53,7 +53,7 @@ fn state(entry: &Entry<Addr4>) -> State {
     entry.state(EPOCH, NOW)
 }
 
-/// The steps of a number of equal packets.
+/// What happens to `N` equal packets that arrive in the same tick.
 fn steps<const N: usize>(entry: &mut Entry<Addr4>, packet: Arrival) -> [Step; N] {
     core::array::from_fn(|_| entry.arrive(packet, EPOCH, NOW, || false))
 }
@@ -77,7 +77,7 @@ fn a_young_direction_becomes_a_candidate_with_the_first_packet_that_may_be_noted
     for first in [FIRST_UDP, FIRST_TCP] {
         let mut count = Count::default();
         for number in 1..first {
-            // A slot without a number may be a forgotten one.
+            // Without a count, the direction may have an entry, so it is not taken for a young one.
             if number > 1 {
                 assert_eq!(count.state(HASH, first), State::Young, "packet {number} of {first}");
             }
@@ -109,7 +109,7 @@ fn packets_of_a_candidate_are_noted_less_and_less_often_but_again_and_again() {
 fn a_slot_in_use_goes_to_another_direction_by_the_coin() {
     let count = Count::default().next(HASH, || true).unwrap().next(HASH, || true).unwrap();
     assert_eq!((count.number(HASH), count.number(OTHER)), (Some(2), None));
-    // It may have an entry, as its own count may be what this one has replaced.
+    // The other direction may have an entry, because this count may have replaced its own.
     assert_eq!(count.state(OTHER, FIRST_TCP), State::Candidate);
     assert_eq!(count.next(OTHER, || true), None);
     assert_eq!(count.next(OTHER, || false).unwrap().number(OTHER), Some(1));
@@ -160,7 +160,7 @@ fn a_queued_direction_is_sampled_each_time_the_number_in_its_queue_doubles() {
     let [s, c] = [Step::Sample, Step::Carry];
     assert_eq!(steps(&mut entry, PACKET), [s, c, s, c, c, c, s, c, c]);
     assert_eq!((state(&entry), entry.queued), (State::Queued, 10));
-    // An uplink has no such queue.
+    // Packets that leave by an uplink do not take such a queue.
     entry = Entry { queued: 1, ..direct() };
     entry.way.flags = 0;
     assert_eq!(steps(&mut entry, PACKET), [c, c, c, c]);
@@ -231,7 +231,7 @@ fn every_state_with_an_entry_is_suspended_by_a_segment_that_begins_or_ends_a_con
 fn each_packet_of_a_suspended_direction_is_noted() {
     let mut entry = suspended();
     assert_eq!(steps(&mut entry, PACKET), [Step::Note; 3]);
-    // Not even a processor that has read the former epoch carries one.
+    // The epoch is 0, so that not even a processor that has read the previous epoch carries a packet.
     assert_eq!((entry.epoch, entry.queued), (0, 3));
 }
 
@@ -271,7 +271,7 @@ fn a_sample_is_neither_carried_nor_noted_if_it_was_decrypted() {
 fn a_length_holds_as_long_as_a_packet_of_that_length_came_out_lately() {
     let mut entry = direct();
     entry.confirm(1600, EPOCH, NOW + 1);
-    // Short packets keep the direction, but not the length.
+    // Short packets confirm the direction, but not the length.
     for tick in [NOW + 2, NOW + 1 + CARRIED_FOR] {
         entry.confirm(400, EPOCH, tick);
         assert!(entry.fits(1600, tick) && !entry.fits(1601, tick));
