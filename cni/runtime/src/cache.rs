@@ -187,8 +187,8 @@ impl Cache {
         self.read_one(&file_name(attachment))
     }
 
-    /// The result of an attachment, also from a file of libcni before 0.8, which has only the result; none without a
-    /// file.
+    /// The result of an attachment, or none if it has no file. libcni before 0.8 wrote nothing but the result into the
+    /// file, and this is read as well.
     ///
     /// # Errors
     /// [`CacheError`] if the file cannot be used.

@@ -138,7 +138,7 @@ impl Draft {
         }
     }
 
-    /// Decodes the rest by the rules of a version that the plugin supports.
+    /// Decodes the other keys, and `prevResult` in the format of `version`, which the plugin must support.
     ///
     /// # Errors
     /// Code 7 if a value that matters for `purpose` does not fit.

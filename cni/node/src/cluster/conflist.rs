@@ -103,8 +103,8 @@ impl Network {
     }
 }
 
-/// True for the configuration of another program. Slipway's own names the file of subnets, whatever its settings: no other
-/// host-local knows it.
+/// True if another program wrote this configuration. That of slipwayd always has the key `subnetFile`, which only
+/// Slipway's host-local knows.
 fn is_foreign(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|list| {
         let first = &list["plugins"][0];

@@ -86,10 +86,7 @@ enum Encrypt {
 }
 
 impl WithWords<DeployedOptions> {
-    /// The settings of paths. `pod_cidrs` are this node's own.
-    ///
-    /// # Errors
-    /// [`ConflictError`] if the options do not go together.
+    /// `pod_cidrs` are those of this node.
     pub(crate) fn path_settings(&self, pod_cidrs: Vec<ipnet::IpNet>) -> Result<Settings, ConflictError> {
         let PathOptions { cluster_cidr, service_cidr, tunnel, vxlan_vni, vxlan_port, path_mtu, .. } =
             &self.options.paths;
