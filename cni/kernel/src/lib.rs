@@ -26,6 +26,7 @@ pub mod netns;
 pub mod netns_search;
 pub mod packet;
 pub mod process;
+mod procfs;
 pub mod route;
 pub mod sysctl;
 pub mod tables;

@@ -18,6 +18,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, fstatfs};
 
 use crate::lock::{FileLock, LockError};
+use crate::procfs;
 
 /// An open network namespace. The namespace lives at least as long as the value.
 #[derive(Debug)]
@@ -169,6 +170,7 @@ impl Netns {
                 .name("netns".to_owned())
                 .spawn_scoped(scope, || {
                     setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+                    procfs::enter();
                     Ok::<T, Errno>(work())
                 })
                 .map_err(enter)?;

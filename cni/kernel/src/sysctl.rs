@@ -4,9 +4,10 @@
 //!
 //! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.
 //! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted;
-//! for those of another namespace see [`get_in`] and [`set_in`].
+//! for those of another namespace see [`get_in`] and [`set_in`]. They are looked up in a procfs of this process alone,
+//! where it can have one, which may be writable although `/proc/sys` is mounted read-only.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use nix::sys::stat::Mode;
 
 use crate::lock::FileLock;
 use crate::netns::{Netns, NetnsError};
+use crate::procfs;
 
 /// The directory of the settings.
 pub const DIRECTORY: &str = "/proc/sys";
@@ -87,9 +89,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
 /// The errors of [`get`].
 pub fn get_below(directory: &Path, name: &str) -> Result<String, SysctlError> {
     let mut value = String::new();
-    OpenOptions::new()
-        .read(true)
-        .open(path(directory, name)?)
+    open(directory, name, OFlag::O_RDONLY)?
         .and_then(|mut file| file.read_to_string(&mut value))
         .map_err(|source| SysctlError::Read { name: name.to_owned(), source })?;
     value.truncate(value.trim_end().len());
@@ -101,9 +101,7 @@ pub fn get_below(directory: &Path, name: &str) -> Result<String, SysctlError> {
 /// # Errors
 /// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
-    let written = OpenOptions::new()
-        .write(true)
-        .open(path(DIRECTORY.as_ref(), name)?)
+    let written = open(DIRECTORY.as_ref(), name, OFlag::O_WRONLY)?
         .and_then(|mut file| file.write_all(value.as_bytes()));
     match written {
         Err(source) if get(name).is_ok_and(|present| present == value) => {
@@ -159,10 +157,9 @@ pub fn ensure_after<E: From<SysctlError>>(
     if get(name)? == value {
         return Ok(false);
     }
-    let path = path(directory, name)?;
     let failed = |source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source };
-    let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
-    let _lock = FileLock::on(&file, &path, PATIENCE)
+    let mut file = open(directory, name, OFlag::O_RDWR)?.map_err(failed)?;
+    let _lock = FileLock::on(&file, &directory.join(name), PATIENCE)
         .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
     let mut now = String::new();
     file.read_to_string(&mut now).map_err(failed)?;
@@ -185,10 +182,9 @@ pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u6
     if get_below(directory, name).is_ok_and(|now| now.parse::<u64>().is_ok_and(|now| now >= least)) {
         return Ok(None);
     }
-    let path = path(directory, name)?;
     let failed = |source| SysctlError::Write { name: name.to_owned(), value: least.to_string(), source };
-    let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
-    let _lock = FileLock::on(&file, &path, PATIENCE)
+    let mut file = open(directory, name, OFlag::O_RDWR)?.map_err(failed)?;
+    let _lock = FileLock::on(&file, &directory.join(name), PATIENCE)
         .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
     let mut now = String::new();
     file.read_to_string(&mut now).map_err(failed)?;
@@ -237,11 +233,9 @@ impl NetSettings {
     /// # Errors
     /// [`SysctlError::Read`] if `/proc` is not mounted.
     pub fn open() -> Result<Self, SysctlError> {
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let opened = openat(AT_FDCWD, "/proc/sys/net", flags, Mode::empty());
-        let fd =
-            opened.map_err(|errno| SysctlError::Read { name: "net".to_owned(), source: errno.into() })?;
-        Ok(Self { fd })
+        let opened = open(DIRECTORY.as_ref(), "net", OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        let file = opened.map_err(|source| SysctlError::Read { name: "net".to_owned(), source })?;
+        Ok(Self { fd: file.into() })
     }
 
     /// Reads the setting `net/{name}`, without its newline.
@@ -300,10 +294,9 @@ impl Ipv6Settings {
     /// [`SysctlError::Read`]: `NotFound` in a kernel without IPv6.
     pub fn open() -> Result<Self, SysctlError> {
         const NAME: &str = "net/ipv6/conf";
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let opened = openat(AT_FDCWD, &Path::new(DIRECTORY).join(NAME), flags, Mode::empty());
-        let fd = opened.map_err(|errno| SysctlError::Read { name: NAME.to_owned(), source: errno.into() })?;
-        Ok(Self { fd })
+        let opened = open(DIRECTORY.as_ref(), NAME, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        let file = opened.map_err(|source| SysctlError::Read { name: NAME.to_owned(), source })?;
+        Ok(Self { fd: file.into() })
     }
 
     /// Writes a setting of a link.
@@ -320,6 +313,19 @@ impl Ipv6Settings {
             .map_err(|source| SysctlError::Write { name: name(), value: value.to_owned(), source })
             .inspect(|()| log::debug!("set sysctl {} to {value:?}", name()))
     }
+}
+
+/// Opens a setting, or a directory of settings, below a directory. Threads of [`Netns::run`] look their namespace's
+/// settings up in [`procfs`], not below [`DIRECTORY`], so that they do not slow down others.
+fn open(directory: &Path, name: &str, flags: OFlag) -> Result<io::Result<File>, SysctlError> {
+    let path = path(directory, name)?;
+    let flags = flags | OFlag::O_CLOEXEC;
+    let own = procfs::elsewhere().filter(|_| directory == Path::new(DIRECTORY));
+    let opened = match own {
+        Some(root) => openat(&*root, &Path::new("sys").join(name), flags, Mode::empty()),
+        None => openat(AT_FDCWD, &path, flags, Mode::empty()),
+    };
+    Ok(opened.map(File::from).map_err(io::Error::from))
 }
 
 fn path(directory: &Path, name: &str) -> Result<PathBuf, SysctlError> {

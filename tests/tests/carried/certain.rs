@@ -224,6 +224,30 @@ fn flooded_frames_give_no_flow_to_another_pod() {
     });
 }
 
+/// The same if the silent pod's link has lost its programs, which would notice the copies, and the map has lost the address
+/// of the other pod, which has a rate limit.
+#[test]
+fn flooded_frames_give_no_flow_to_a_limited_pod_whose_address_is_unknown() {
+    each_engine(|stage| {
+        let web = stage.node.pod("web");
+        let result = stage.network().add(&Attach::new(&web).port(Proto::Udp, PORT, 80)).expect("ADD");
+        let own = [0, 1].map(|index| address_of(&result, index));
+        let _limited = stage.limited_pod(PORT + 1);
+        if stage.engine == Engine::Carried {
+            stage.forget_containers();
+            let link = result["interfaces"][1]["name"].as_str().expect("a link");
+            stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
+        }
+        let mac = web.mac("eth0");
+        stage.node.cmd("ip link set cni0 type bridge ageing_time 0");
+        stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", own[0]));
+        stage.node.cmd("bridge fdb flush dev cni0 nopermanent");
+        let mut flow = Datagrams::to_pod(stage, &web, own, 0);
+        assert_all(&flow.send(80), 0..80, &format!("{:?}", stage.engine));
+        assert_eq!(stage.count(Counter::Carried), 0, "{:?}", stage.counts());
+    });
+}
+
 /// Simulates a failover inside the container: its IP address moves to another MAC address, which the bridge does not
 /// know.
 #[test]

@@ -25,8 +25,9 @@ use std::thread;
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use slipway_ebpf_abi::maps::{CARRIED4, COUNTS};
-use slipway_ebpf_abi::{COUNTERS, Counter, Entry4, FlowKey4};
+use serde_json::{Value, json};
+use slipway_ebpf_abi::maps::{CARRIED4, CONTAINERS, COUNTS};
+use slipway_ebpf_abi::{COUNTERS, Container, Counter, Entry4, FlowKey4};
 use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Space, address_of, patience};
 
 /// The folder with the pinned objects.
@@ -58,11 +59,15 @@ impl Stage {
         Self { node, client, engine }
     }
 
-    fn network(&self) -> Network<'_> {
-        self.node.network(list::list(match self.engine {
+    fn list(&self) -> Value {
+        list::list(match self.engine {
             Engine::Nftables => "nftables",
             Engine::Carried => "ebpf",
-        }))
+        })
+    }
+
+    fn network(&self) -> Network<'_> {
+        self.node.network(self.list())
     }
 
     /// Attaches a pod that publishes [`PORT`].
@@ -71,9 +76,22 @@ impl Stage {
     }
 
     fn pod_at(&self, name: &str, port: u16) -> (Pod, [IpAddr; 2]) {
+        self.pod_in(&self.network(), name, port)
+    }
+
+    /// Attaches a pod with a rate limit that no test reaches.
+    fn limited_pod(&self, port: u16) -> (Pod, [IpAddr; 2]) {
+        let mut list = self.list();
+        list["plugins"].as_array_mut().expect("plugins").push(json!({
+            "type": "bandwidth", "ingressRate": 1_000_000_000, "ingressBurst": 1_000_000_000,
+        }));
+        self.pod_in(&self.node.network(list), &format!("limited{port}"), port)
+    }
+
+    fn pod_in(&self, network: &Network<'_>, name: &str, port: u16) -> (Pod, [IpAddr; 2]) {
         let pod = self.node.pod(name);
         let attach = Attach::new(&pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80);
-        let result = self.network().add(&attach).expect("ADD");
+        let result = network.add(&attach).expect("ADD");
         (pod, [0, 1].map(|index| address_of(&result, index)))
     }
 
@@ -130,7 +148,16 @@ impl Stage {
 
     /// Removes all entries, as if they had been evicted.
     fn forget(&self) {
-        let map = HashMap::<_, FlowKey4, Entry4>::try_from(Map::LruHashMap(self.map(CARRIED4)));
+        self.empty::<FlowKey4, Entry4>(CARRIED4);
+    }
+
+    /// Removes what is known about containers, as if it had been evicted.
+    fn forget_containers(&self) {
+        self.empty::<u32, Container>(CONTAINERS);
+    }
+
+    fn empty<K: aya::Pod, V: aya::Pod>(&self, name: &str) {
+        let map = HashMap::<_, K, V>::try_from(Map::LruHashMap(self.map(name)));
         let mut map = map.expect("a hash map");
         let keys: Vec<_> = map.keys().map(|key| key.expect("a key")).collect();
         keys.iter().for_each(|key| map.remove(key).expect("remove"));

@@ -101,6 +101,17 @@ fn sysctls_follow_the_namespace() {
     );
 }
 
+/// Otherwise the cache of `/proc` would have an entry for each container, and everyone's look-ups there would get slower.
+#[test]
+fn settings_of_other_namespaces_are_not_looked_up_in_proc() {
+    let (node, netns) = (Node::new(), new_netns());
+    node.cmd("mount -t tmpfs none /proc/sys/net");
+    node.run(|| {
+        assert!(sysctl::get("net/ipv4/ip_forward").unwrap_err().is_not_found());
+        assert!(!sysctl::get_in(&netns, "net/ipv4/ip_forward").unwrap().is_empty());
+    });
+}
+
 #[test]
 fn a_pair_joins_two_namespaces_and_a_bridge() {
     let world = World::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Settings for connection tracking that sees only one packet of a direction in each tick.
+//! Settings for connection tracking that sees only one packet of a direction in two ticks.
 
 use cni_kernel::sysctl;
 

@@ -138,7 +138,7 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
     }
     let mut seen = BTreeSet::new();
     for container in containers {
-        let Some(index) = socket.route_to(*container).ok().and_then(|route| route.link) else { continue };
+        let Some(index) = socket.link_to(*container).ok().flatten() else { continue };
         if !seen.insert(index) {
             continue;
         }

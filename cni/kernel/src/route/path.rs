@@ -398,14 +398,26 @@ impl RouteSocket {
     /// The route at which a lookup of the address ends, if the route is in this table (0 for any), with all its next
     /// hops. Returns `None` if there is no route, or only one that refuses packets.
     fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
+        self.lookup(address, table).inspect_err(|error| log::debug!("{error}")).ok()
+    }
+
+    fn lookup(&self, address: IpAddr, table: u32) -> Result<Vec<Route>, RouteError> {
         /// `linux/rtnetlink.h`: reply with the route itself.
         const RTM_F_FIB_MATCH: u32 = 0x2000;
         let mut message = lookup_request(address);
         message.header.flags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
         let action = format_args!("find the route that leads to {address}");
-        let found =
-            self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, table));
-        found.inspect_err(|error| log::debug!("{error}")).ok()
+        self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, table))
+    }
+
+    /// The link by which the node's own packets to `address` leave; of several next hops, that of the first. Unlike
+    /// [`RouteSocket::route_to`], this is as cheap on a node with thousands of links: the kernel does not look at the
+    /// addresses of all of them to choose a source (`rt6_fill_node`).
+    ///
+    /// # Errors
+    /// The errors of [`RouteSocket::route_to`].
+    pub fn link_to(&self, address: IpAddr) -> Result<Option<u32>, RouteError> {
+        Ok(self.lookup(address, 0)?.into_iter().find_map(|route| route.link))
     }
 
     /// The route of the node's own packets to `address`, as `ip route get` prints it.

@@ -390,7 +390,7 @@ impl Observer {
                         Err(_) => false,
                     },
                     Loss::Route(net) => {
-                        self.socket.route_to(net.addr()).map_or(true, |route| route.link != Some(index))
+                        self.socket.link_to(net.addr()).map_or(true, |link| link != Some(index))
                     }
                 };
             if is_lost {

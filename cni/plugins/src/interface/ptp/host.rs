@@ -55,7 +55,7 @@ impl Host {
         for container in &outside.containers {
             match self.route.add_route(&to_container(*container, outer), Existing::Refuse) {
                 Err(error) if error.already_exists() => {
-                    let found = self.route.route_to(container.addr()).ok().and_then(|route| route.link);
+                    let found = self.route.link_to(container.addr()).ok().flatten();
                     if found != Some(outer.index) {
                         return Err(self.taken_address(*container));
                     }
@@ -73,7 +73,7 @@ impl Host {
     /// exists, as its link goes with its namespace.
     fn taken_address(&self, container: IpNet) -> CniError {
         let address = container.addr();
-        let link = self.route.route_to(address).ok().and_then(|route| route.link);
+        let link = self.route.link_to(address).ok().flatten();
         let link = link.and_then(|index| self.route.link_by_index(index).ok());
         let owner = link.as_ref().and_then(|link| Owner::from_comment(&link.alias));
         let (holder, way_out) = match (&owner, &link) {

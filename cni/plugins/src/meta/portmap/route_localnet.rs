@@ -68,9 +68,9 @@ pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
 
 /// The link that leads to a container.
 fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>, CniError> {
-    let link = match socket.route_to(container) {
-        Ok(Route { link: Some(link), .. }) => link,
-        Ok(_) => return Ok(None),
+    let link = match socket.link_to(container) {
+        Ok(Some(link)) => link,
+        Ok(None) => return Ok(None),
         Err(error) => {
             log::warn!("the node's loopback does not reach {container}: {error}");
             return Ok(None);
