@@ -54,8 +54,8 @@ pub const CARRIED4: &str = "carried4";
 pub const CARRIED6: &str = "carried6";
 /// Per-CPU array with a single `[u64; COUNTERS]`, indexed by [`Counter`](crate::Counter).
 pub const COUNTS: &str = "carriedcounts";
-/// Hash: index of an uplink → 1. Only user space uses this list of the uplinks with programs, by which an ADD
-/// notices that one of them has lost its programs.
+/// Hash: index of an uplink → 1. The list of the uplinks with programs, by which an ADD notices that one of
+/// them has lost its programs, and the programs tell an uplink from a container's link.
 pub const UPLINKS: &str = "flowuplinks";
 /// Array with a single `u64` that only user space uses: the cookie of the network namespace that the programs
 /// serve, or 0 if the kernel does not return it (before Linux 5.14).

@@ -90,9 +90,9 @@ fn read_way<F: Maps>(skb: Skb, scratch: &mut Scratch<F>, flags: u32) -> bool {
     let Some(ethernet) = skb.load(0) else { return false };
     way.ethernet = ethernet;
     let Some(container) = maps::container(way.interface) else {
-        // Without TO_PEER, this is an uplink, or a link with a queueing discipline whose container is not
-        // recorded. With TO_PEER, nothing may be learnt as long as the container's address is unknown.
-        return flags & TO_PEER == 0;
+        // As long as the address of the container at a link is unknown, a frame that was flooded cannot be
+        // told from one that is meant for it.
+        return maps::is_uplink(way.interface);
     };
     if container.takes_queue != 0 {
         way.flags &= !TO_PEER;

@@ -125,6 +125,12 @@ pub(crate) fn container(link: u32) -> Option<Container> {
     CONTAINERS.get_ptr(&link).map(|container| unsafe { *container })
 }
 
+/// True for an uplink, at whose link all frames that come out are meant for the way that they take.
+#[inline(always)]
+pub(crate) fn is_uplink(link: u32) -> bool {
+    UPLINKS.get_ptr(&link).is_some()
+}
+
 /// A [hash](Keyed) of a value whose size is a multiple of 4 bytes.
 #[inline(always)]
 fn hash<T: Copy>(value: *const T) -> u32 {
