@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! An instance of procfs that only this process uses, for the settings of other network namespaces.
+//! An instance of procfs that only this process uses, for the settings of network namespaces.
 //!
 //! `/proc/sys/net/ipv6` is another directory in each network namespace, and the kernel's cache of names keeps them all
 //! under the same hash, in one list (`proc_sys_compare`). A namespace whose settings were once looked up in `/proc` stays
@@ -12,6 +12,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
+use nix::sys::statvfs::FsFlags;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 thread_local! {
@@ -64,6 +66,19 @@ pub(crate) fn elsewhere() -> Option<Arc<OwnedFd>> {
             None
         }
     }
+}
+
+/// The same for a thread in the process's own namespace. It saves the way through the list if other programs' look-ups have
+/// made that long, so an instance is not opened for it. None if something is mounted over `/proc/sys/net`, or if that is
+/// read-only.
+pub(crate) fn at_home() -> Option<Arc<OwnedFd>> {
+    let root = match &*INSTANCE.lock().unwrap_or_else(PoisonError::into_inner) {
+        Instance::Open { root, .. } if !IS_ELSEWHERE.get() => Arc::clone(root),
+        _ => return None,
+    };
+    let net = statfs("/proc/sys/net").ok()?;
+    let is_plain = net.filesystem_type() == PROC_SUPER_MAGIC && !net.flags().contains(FsFlags::ST_RDONLY);
+    is_plain.then_some(root)
 }
 
 fn mount() -> io::Result<OwnedFd> {

@@ -4,13 +4,14 @@
 //!
 //! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.
 //! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted;
-//! for those of another namespace see [`get_in`] and [`set_in`]. They are looked up in a procfs of this process alone,
+//! for those of another namespace see [`get_in`] and [`set_in`]. These are looked up in a procfs of this process alone,
 //! where it can have one, which may be writable although `/proc/sys` is mounted read-only.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -158,7 +159,7 @@ pub fn ensure_after<E: From<SysctlError>>(
         return Ok(false);
     }
     let failed = |source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source };
-    let mut file = open(directory, name, OFlag::O_RDWR)?.map_err(failed)?;
+    let mut file = open_to_lock(directory, name)?.map_err(failed)?;
     let _lock = FileLock::on(&file, &directory.join(name), PATIENCE)
         .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
     let mut now = String::new();
@@ -183,7 +184,7 @@ pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u6
         return Ok(None);
     }
     let failed = |source| SysctlError::Write { name: name.to_owned(), value: least.to_string(), source };
-    let mut file = open(directory, name, OFlag::O_RDWR)?.map_err(failed)?;
+    let mut file = open_to_lock(directory, name)?.map_err(failed)?;
     let _lock = FileLock::on(&file, &directory.join(name), PATIENCE)
         .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
     let mut now = String::new();
@@ -315,13 +316,26 @@ impl Ipv6Settings {
     }
 }
 
-/// Opens a setting, or a directory of settings, below a directory. Threads of [`Netns::run`] look their namespace's
-/// settings up in [`procfs`], not below [`DIRECTORY`], so that they do not slow down others.
+/// Opens a setting, or a directory of settings, below a directory: [`DIRECTORY`], or a quicker one with the same content,
+/// see [`procfs`].
 fn open(directory: &Path, name: &str, flags: OFlag) -> Result<io::Result<File>, SysctlError> {
+    open_at(directory, name, flags, || procfs::elsewhere().or_else(procfs::at_home))
+}
+
+/// As [`open`], and in the process's own namespace always the file that other processes lock, too.
+fn open_to_lock(directory: &Path, name: &str) -> Result<io::Result<File>, SysctlError> {
+    open_at(directory, name, OFlag::O_RDWR, procfs::elsewhere)
+}
+
+fn open_at(
+    directory: &Path,
+    name: &str,
+    flags: OFlag,
+    quicker: impl FnOnce() -> Option<Arc<OwnedFd>>,
+) -> Result<io::Result<File>, SysctlError> {
     let path = path(directory, name)?;
     let flags = flags | OFlag::O_CLOEXEC;
-    let own = procfs::elsewhere().filter(|_| directory == Path::new(DIRECTORY));
-    let opened = match own {
+    let opened = match Some(directory).filter(|it| *it == Path::new(DIRECTORY)).and_then(|_| quicker()) {
         Some(root) => openat(&*root, &Path::new("sys").join(name), flags, Mode::empty()),
         None => openat(AT_FDCWD, &path, flags, Mode::empty()),
     };
