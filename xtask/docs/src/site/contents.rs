@@ -43,6 +43,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/questions/ipv6-loopback-does-not-answer.md",
             "docs/questions/add-fails-with-code-11.md",
             "docs/questions/no-address-left.md",
+            "docs/questions/node-not-ready.md",
             "docs/questions/container-cannot-reach-outside.md",
             "docs/questions/ruleset-was-flushed.md",
             "docs/questions/after-a-reboot.md",
