@@ -170,7 +170,7 @@ impl Netns {
                 .name("netns".to_owned())
                 .spawn_scoped(scope, || {
                     setns(&self.file, CloneFlags::CLONE_NEWNET)?;
-                    procfs::enter();
+                    procfs::enter(self.id.ino);
                     Ok::<T, Errno>(work())
                 })
                 .map_err(enter)?;

@@ -4,14 +4,15 @@
 //!
 //! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.
 //! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted;
-//! for those of another namespace see [`get_in`] and [`set_in`]. These are looked up in a procfs of this process alone,
-//! where it can have one, which may be writable although `/proc/sys` is mounted read-only.
+//! for those of another namespace see [`get_in`] and [`set_in`]. On a node with many namespaces these are looked up in a
+//! procfs of this process alone, where it can have one, which may be writable although `/proc/sys` is mounted
+//! read-only. A process that has it looks up its own namespace's settings there, too, but writes to a read-only
+//! `/proc/sys/net` fail.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -319,26 +320,21 @@ impl Ipv6Settings {
 /// Opens a setting, or a directory of settings, below a directory: [`DIRECTORY`], or a quicker one with the same content,
 /// see [`procfs`].
 fn open(directory: &Path, name: &str, flags: OFlag) -> Result<io::Result<File>, SysctlError> {
-    open_at(directory, name, flags, || procfs::elsewhere().or_else(procfs::at_home))
-}
-
-/// As [`open`], and in the process's own namespace always the file that other processes lock, too.
-fn open_to_lock(directory: &Path, name: &str) -> Result<io::Result<File>, SysctlError> {
-    open_at(directory, name, OFlag::O_RDWR, procfs::elsewhere)
-}
-
-fn open_at(
-    directory: &Path,
-    name: &str,
-    flags: OFlag,
-    quicker: impl FnOnce() -> Option<Arc<OwnedFd>>,
-) -> Result<io::Result<File>, SysctlError> {
     let path = path(directory, name)?;
     let flags = flags | OFlag::O_CLOEXEC;
-    let opened = match Some(directory).filter(|it| *it == Path::new(DIRECTORY)).and_then(|_| quicker()) {
-        Some(root) => openat(&*root, &Path::new("sys").join(name), flags, Mode::empty()),
-        None => openat(AT_FDCWD, &path, flags, Mode::empty()),
-    };
+    let is_net = directory == Path::new(DIRECTORY) && (name == "net" || name.starts_with("net/"));
+    if let Some(root) = is_net.then(|| procfs::elsewhere().or_else(procfs::at_home)).flatten() {
+        match openat(&*root, &Path::new("sys").join(name), flags, Mode::empty()) {
+            Err(Errno::EACCES | Errno::EPERM) => procfs::is_refused(),
+            other => return Ok(other.map(File::from).map_err(io::Error::from)),
+        }
+    }
+    Ok(openat(AT_FDCWD, &path, flags, Mode::empty()).map(File::from).map_err(io::Error::from))
+}
+
+/// Opens the file of a setting that other processes lock, too, so always the one below the directory itself.
+fn open_to_lock(directory: &Path, name: &str) -> Result<io::Result<File>, SysctlError> {
+    let opened = openat(AT_FDCWD, &path(directory, name)?, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty());
     Ok(opened.map(File::from).map_err(io::Error::from))
 }
 

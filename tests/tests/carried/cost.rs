@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The cost of the BPF programs: the number of instructions that the verifier processes, and the time for each packet.
+//! The time that the BPF programs take for each packet.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -13,116 +12,13 @@ use aya::programs::{LinkOrder, ProgramInfo, SchedClassifier, TcAttachType, TestR
 use aya::sys::{Stats, enable_stats};
 use aya::{Ebpf, EbpfLoader};
 use slipway_ebpf_abi::maps::{CARRIED4, CARRIED6, EPOCH, EPOCH_AT, HELD_AT, YOUNG, programs};
-use slipway_ebpf_abi::{Entry4, FlowKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
-use slipway_tests::{Node, PROGRAMS, has_programs, needs};
+use slipway_ebpf_abi::{Counter, Entry4, FlowKey4, HAS_ETHERNET, Port, TICK_SHIFT, TO_PEER, Way};
+use slipway_tests::Node;
 
 use crate::{Connection, Engine, PORT, Stage};
 
-/// The number of instructions that the verifier processed, as a line `<kernel> <program> <number>` for each.
-const GOLDEN: &str = include_str!("instructions.golden");
-/// The limit for kernels that the file does not contain.
-const CEILING: u32 = 20_000;
-
 /// include/uapi/linux/pkt_cls.h
 const TC_ACT_REDIRECT: u32 = 7;
-
-/// The kernel's major and minor version: `6.18` of `6.18.44-something`.
-fn kernel() -> String {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release");
-    release.split('.').take(2).collect::<Vec<_>>().join(".")
-}
-
-/// True if the kernel compiles BPF programs to machine code.
-fn is_compiler_on() -> bool {
-    std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").is_ok_and(|value| value.trim() != "0")
-}
-
-/// The programs with the number of instructions that the verifier processed, and the time that verifier and compiler
-/// took.
-fn verify() -> [(&'static str, Option<u32>, Duration); programs::ALL.len()] {
-    let object = cni_dataplane::ebpf::object().expect("the object");
-    // Only the machine's initial network namespace has this setting.
-    let is_compiled = is_compiler_on();
-    let node = Node::new();
-    node.run(|| {
-        let mut ebpf: Ebpf = EbpfLoader::new()
-            .map_max_entries(CARRIED4, 64)
-            .map_max_entries(CARRIED6, 64)
-            .load(object)
-            .unwrap_or_else(|error| panic!("load the object: {error:?}"));
-        programs::ALL.map(|name| {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(name).expect("the program").try_into().expect("a program of tc");
-            let begun = Instant::now();
-            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
-            let (taken, info) = (begun.elapsed(), program.info().expect("the program's info"));
-            let compiled = info.size_jitted();
-            assert_eq!(compiled > 0, is_compiled, "{name}: {compiled} bytes of machine code");
-            (name, info.verified_instruction_count(), taken)
-        })
-    })
-}
-
-#[test]
-fn the_verifier_processes_as_many_instructions_as_before() {
-    needs!(has_programs(), PROGRAMS);
-    let kernel = kernel();
-    let golden: BTreeMap<&str, u32> = GOLDEN
-        .lines()
-        .filter_map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            let [of, name, number] = words[..] else { panic!("instructions.golden: {line:?}") };
-            (of == kernel).then(|| (name, number.parse().expect("a number in instructions.golden")))
-        })
-        .collect();
-    for (name, count, _) in verify() {
-        // Kernels before 5.16 do not report the number.
-        let Some(count) = count else { continue };
-        let (least, most) = match golden.get(name) {
-            // Other compiler versions order instructions differently, so the count may vary.
-            Some(golden) => (golden - golden / 5, golden + golden / 5),
-            None => (1, CEILING),
-        };
-        assert!((least..=most).contains(&count), "{name}: {count}, not {least} to {most}");
-    }
-}
-
-/// The documentation states the sum for each kernel.
-#[test]
-fn the_page_has_the_numbers_of_instructions() {
-    let page = include_str!("../../../docs/dataplane/ebpf-reference.md");
-    let mut sums = BTreeMap::<&str, u32>::new();
-    for line in GOLDEN.lines() {
-        let mut words = line.split(' ');
-        let (kernel, number) = (words.next().expect("a kernel"), words.nth(1).expect("a number"));
-        *sums.entry(kernel).or_default() += number.parse::<u32>().expect("a number");
-    }
-    // Versions are ordered by number, not alphabetically.
-    let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|(kernel, _)| {
-        kernel.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
-    });
-    let cells = |of: fn(&(&str, u32)) -> String| sums.iter().map(of).collect::<Vec<_>>().join(" | ");
-    let table = format!(
-        "| 5.10 | {} |\n|---|{}|\n| not reported | {} |\n",
-        cells(|(kernel, _)| (*kernel).to_owned()),
-        vec!["---"; sums.len()].join("|"),
-        cells(|(_, sum)| format!("{},{:03}", sum / 1000, sum % 1000)),
-    );
-    assert!(page.contains(&table), "docs/dataplane/ebpf-reference.md lacks:\n{table}");
-}
-
-/// Prints the number of instructions and the time for each program:
-/// `cargo xtask vm-test --measure --suite carried --filter verification`.
-#[test]
-#[ignore = "a measurement"]
-fn verification() {
-    let kernel = kernel();
-    for (name, count, taken) in verify() {
-        let count = count.map_or_else(|| "?".to_owned(), |count| count.to_string());
-        println!("figure: {kernel} {name} {count} instructions {} us", taken.as_micros());
-    }
-}
 
 /// Measures the run time of the program at an uplink for a packet of a carried connection, as the kernel
 /// reports it: `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_per_packet`.
@@ -244,6 +140,32 @@ fn time_per_connection() {
         let (runs, time) = (info.run_count(), info.run_time());
         let each = time.as_nanos() / u128::from(runs.max(1));
         println!("{name}: {:.1} runs of a connection, {each} ns each", runs as f64 / f64::from(CONNECTIONS));
+    }
+}
+
+/// Measures how much of the time of a request on a carried connection the programs take. Without them it could be shorter
+/// by as much, and no more: `cargo test -p slipway-tests --test carried -- --ignored --nocapture time_per_request`.
+#[test]
+#[ignore = "a measurement"]
+fn time_per_request() {
+    const REQUESTS: u32 = 20_000;
+    let stage = Stage::new(Engine::Carried);
+    let (pod, own) = stage.pod("web");
+    let mut connection = stage.connect(&pod, own);
+    connection.requests(1000).expect("replies");
+    let _statistics = enable_stats(Stats::RunTime).expect("statistics");
+    let carried = stage.count(Counter::Carried);
+    let begun = Instant::now();
+    connection.requests(REQUESTS as usize).expect("replies");
+    let whole = begun.elapsed().as_nanos() / u128::from(REQUESTS);
+    let carried = f64::from(u32::try_from(stage.count(Counter::Carried) - carried).expect("few packets"));
+    println!("figure: {whole} ns per request, {:.2} packets carried of each", carried / f64::from(REQUESTS));
+    for name in programs::ALL {
+        let pin = stage.pin(name);
+        let info = stage.node.run(|| ProgramInfo::from_pin(&pin)).expect("the program's info");
+        let (runs, time) = (info.run_count() as f64 / f64::from(REQUESTS), info.run_time());
+        let each = time.as_nanos() / u128::from(REQUESTS);
+        println!("figure: {name}: {runs:.2} runs of a request, {each} ns in all");
     }
 }
 

@@ -17,6 +17,7 @@ mod long;
 mod many;
 mod property;
 mod setup;
+mod verifier;
 mod xdp;
 
 use std::io::{Read, Write};

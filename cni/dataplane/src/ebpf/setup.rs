@@ -117,13 +117,13 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
     let mut left = UnservedLinks::default();
     for (index, Uplink { name, is_ethernet }) in &uplinks {
         let kind = if *is_ethernet { Kind::Uplink } else { Kind::UplinkL3 };
-        match links::attach(&store, name, kind) {
-            Ok(()) => store.list_uplink(*index, true)?,
-            Err(error) => {
-                // Otherwise each ADD would try again.
-                store.list_uplink(*index, false)?;
-                left.uplinks.push(UnservedLink::new(name, &error));
-            }
+        // Listed first: if the set-up is killed in between, the next ADD finds an uplink without programs. One that is not
+        // listed would learn nothing.
+        store.list_uplink(*index, true)?;
+        if let Err(error) = links::attach(&store, name, kind) {
+            // Otherwise each ADD would try again.
+            store.list_uplink(*index, false)?;
+            left.uplinks.push(UnservedLink::new(name, &error));
         }
     }
     let gone: Vec<u32> = store.uplinks()?.into_iter().filter(|index| !uplinks.contains_key(index)).collect();

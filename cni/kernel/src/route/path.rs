@@ -417,7 +417,11 @@ impl RouteSocket {
     /// # Errors
     /// The errors of [`RouteSocket::route_to`].
     pub fn link_to(&self, address: IpAddr) -> Result<Option<u32>, RouteError> {
-        Ok(self.lookup(address, 0)?.into_iter().find_map(|route| route.link))
+        let found = self.lookup(address, 0)?;
+        let link =
+            found.into_iter().filter(|route| route.kind == RouteKind::Unicast).find_map(|route| route.link);
+        // The node's own addresses, and routes by nexthop objects, whose reply names no link.
+        link.map_or_else(|| Ok(self.route_to(address)?.link), |link| Ok(Some(link)))
     }
 
     /// The route of the node's own packets to `address`, as `ip route get` prints it.
