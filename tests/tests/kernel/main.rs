@@ -104,11 +104,15 @@ fn sysctls_follow_the_namespace() {
 /// Otherwise the cache of `/proc` would have an entry for each container, and everyone's look-ups there would get slower.
 #[test]
 fn settings_of_many_namespaces_are_not_looked_up_in_proc() {
-    /// More than it takes until the kernel gives out numbers of inodes from which `cni_kernel` avoids `/proc`.
-    const MANY: usize = 200;
+    /// The number of an inode from which `cni_kernel` avoids `/proc`: the kernel gives out the lowest free one.
+    const MANY: u64 = 0xf000_0000 + 10_000;
     let node = Node::new();
-    let all: Vec<Netns> = (0..MANY).map(|_| new_netns()).collect();
-    let netns = all.iter().max_by_key(|netns| netns.id().ino).expect("a namespace");
+    let mut all = vec![new_netns()];
+    while all.last().is_some_and(|last| last.id().ino < MANY) {
+        assert!(all.len() < 1000, "{:x} after {} namespaces", all[all.len() - 1].id().ino, all.len());
+        all.push(new_netns());
+    }
+    let netns = &all[all.len() - 1];
     node.cmd("mount -t tmpfs none /proc/sys/net");
     node.run(|| {
         assert!(sysctl::get("net/ipv4/ip_forward").unwrap_err().is_not_found());
