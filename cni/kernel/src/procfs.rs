@@ -25,7 +25,7 @@ thread_local! {
 /// The inode number from which a namespace is one of many. The kernel gives out the lowest free number from 0xf0000000 on,
 /// to each network namespace about seventy with the files of its `/proc/net` (`proc_alloc_inum`), so this is about the
 /// 140th. In another kernel that numbers in another way, only speed would be lost.
-pub(crate) const MANY: u64 = 0xf000_0000 + 10_000;
+const MANY: u64 = 0xf000_0000 + 10_000;
 
 /// The number of look-ups after which another instance takes the place of one whose list may have become long.
 const LOOKUPS: u32 = 256;

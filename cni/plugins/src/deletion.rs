@@ -62,7 +62,7 @@ pub fn has_begun(attachment: &Attachment) -> bool {
 fn may_be_restored(request: &Request<'_>) -> bool {
     let NetConf { prev_result, version, .. } = request.config;
     let is_known = prev_result.is_some() || *version < Version::V0_4_0;
-    // They include the bridge, which exists after the DEL as well, so each one counts.
+    // All links of the result must exist, because one of them is the bridge, which stays after the DEL.
     let on_node = |result: &AddResult| {
         result
             .interfaces

@@ -204,6 +204,16 @@ fn copies_that_a_filter_makes_divert_no_flow() {
     });
 }
 
+/// Sends datagrams to a pod whose frames the bridge floods, and checks that all arrive there.
+fn all_flooded_arrive(stage: &Stage, pod: &Pod, own: [IpAddr; 2]) {
+    let mac = pod.mac("eth0");
+    stage.node.cmd("ip link set cni0 type bridge ageing_time 0");
+    stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", own[0]));
+    stage.node.cmd("bridge fdb flush dev cni0 nopermanent");
+    let mut flow = Datagrams::to_pod(stage, pod, own, 0);
+    assert_all(&flow.send(80), 0..80, &format!("{:?}", stage.engine));
+}
+
 /// The bridge has no forwarding entry for a silent pod, so it floods frames for that pod, and another pod's port may
 /// send them out first.
 #[test]
@@ -212,12 +222,7 @@ fn flooded_frames_give_no_flow_to_another_pod() {
         let (web, own) = stage.pod("web");
         let (_other, _) = stage.pod_at("other", PORT + 1);
         let (_third, _) = stage.pod_at("third", PORT + 2);
-        let mac = web.mac("eth0");
-        stage.node.cmd("ip link set cni0 type bridge ageing_time 0");
-        stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", own[0]));
-        stage.node.cmd("bridge fdb flush dev cni0 nopermanent");
-        let mut flow = Datagrams::to_pod(stage, &web, own, 0);
-        assert_all(&flow.send(80), 0..80, &format!("{:?}", stage.engine));
+        all_flooded_arrive(stage, &web, own);
         if stage.engine == Engine::Carried {
             assert!(stage.count(Counter::Carried) > 40, "the right container has them: {:?}", stage.counts());
         }
@@ -238,12 +243,7 @@ fn flooded_frames_give_no_flow_to_a_limited_pod_whose_address_is_unknown() {
             let link = result["interfaces"][1]["name"].as_str().expect("a link");
             stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
         }
-        let mac = web.mac("eth0");
-        stage.node.cmd("ip link set cni0 type bridge ageing_time 0");
-        stage.node.cmd(&format!("ip neigh replace {} lladdr {mac} dev cni0 nud permanent", own[0]));
-        stage.node.cmd("bridge fdb flush dev cni0 nopermanent");
-        let mut flow = Datagrams::to_pod(stage, &web, own, 0);
-        assert_all(&flow.send(80), 0..80, &format!("{:?}", stage.engine));
+        all_flooded_arrive(stage, &web, own);
         assert_eq!(stage.count(Counter::Carried), 0, "{:?}", stage.counts());
     });
 }

@@ -120,6 +120,34 @@ fn settings_of_many_namespaces_are_not_looked_up_in_proc() {
     });
 }
 
+/// Also for the node's own addresses, and for routes by nexthop objects, whose reply may name no link.
+#[test]
+fn the_link_to_an_address_is_that_of_the_route() {
+    let node = Node::new();
+    for command in [
+        "ip link add near type veth peer name far",
+        "ip link set far up",
+        "ip link set near up",
+        "ip addr add 10.9.0.1/24 dev near",
+        "ip addr add fd00:9::1/64 dev near nodad",
+        "sysctl -w net.ipv4.nexthop_compat_mode=0",
+        "ip nexthop add id 1 via 10.9.0.2 dev near",
+        "ip route add 10.8.0.0/16 nhid 1",
+        "ip nexthop add id 2 via fd00:9::2 dev near",
+        "ip -6 route add fd00:8::/64 nhid 2",
+    ] {
+        node.cmd(command);
+    }
+    let socket = node.run(RouteSocket::open).unwrap();
+    for address in ["10.9.0.1", "10.9.0.7", "10.8.0.1", "fd00:9::1", "fd00:9::7", "fd00:8::1"] {
+        let address = address.parse().unwrap();
+        let link = socket.route_to(address).unwrap().link;
+        assert!(link.is_some(), "{address}");
+        assert_eq!(socket.link_to(address).unwrap(), link, "{address}");
+    }
+    assert!(socket.link_to("192.0.2.1".parse().unwrap()).is_err());
+}
+
 #[test]
 fn a_pair_joins_two_namespaces_and_a_bridge() {
     let world = World::new();
