@@ -278,7 +278,7 @@ fn forwarding_that_is_off_is_named() {
 
 #[test]
 fn a_missing_masquerade_is_named() {
-    let text = broken_after_add("nft flush map inet slipway masquerade4");
+    let text = broken_after_add("nft flush set inet slipway masqueraded4");
     assert!(text.contains("Slipway does not masquerade the source"), "{text}");
 }
 

@@ -23,12 +23,13 @@ pub enum Difference {
         element: String,
         map: &'static str,
     },
-    #[error("{element} belongs to {} in map {map}", .owner.as_ref().map_or_else(|| "no owner".to_owned(), ToString::to_string))]
+    #[error("{element} belongs to {} in {map}", .owner.as_ref().map_or_else(|| "no owner".to_owned(), ToString::to_string))]
     OtherOwner {
         /// The port or address, and the owner that should have it.
         element: String,
         /// The owner; none for an element that was made by hand.
         owner: Option<Box<Owner>>,
+        /// The map, or the set of addresses.
         map: &'static str,
     },
     #[error("{element} leads elsewhere in map {map}")]

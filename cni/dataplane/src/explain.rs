@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::nftables::schema::{Map, SharedChain};
 use crate::nftables::session::{OwnedElement, Session};
-use crate::nftables::{conditions as grammar, exempt, plan};
+use crate::nftables::{conditions as grammar, exempt, network_chains, plan};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 
 /// The first packet of a connection, as far as it is described.
@@ -127,9 +127,12 @@ fn hit(session: &Session, held: OwnedElement, port: u16) -> Result<Option<Hit>, 
 /// Finds the sources that are masqueraded on the way to a published port of the container; none if it has no
 /// published port.
 pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
-    let map = Map::Hairpin(AddressFamily::of(container));
-    let held = Session::open()?.get(map, &[Value::address(container)])?;
-    Ok(held.and_then(|held| match held.shared_chain()? {
+    let (session, family) = (Session::open()?, AddressFamily::of(container));
+    if session.get(Map::Published(family), &[Value::address(container)])?.is_none() {
+        return Ok(None);
+    }
+    let chain = network_chains::chain_of(&session, Map::Hairpin(family), container)?;
+    Ok(chain.and_then(|chain| match chain {
         SharedChain::Hairpin { network, others, .. } => {
             Some(Sources::Of([network].into_iter().chain(others).collect()))
         }
@@ -148,16 +151,19 @@ pub struct Masquerade {
     pub exempt: Option<IpNet>,
     /// The owner of the element; none if its comment names none.
     pub owner: Option<Owner>,
-    /// The chain that the element leads to.
+    /// The chain that the address leads to.
     pub chain: String,
 }
 
 /// Finds the masquerade of packets from one address to another.
 pub fn masqueraded_from(source: IpAddr, to: IpAddr) -> Result<Option<Masquerade>, Error> {
     let session = Session::open()?;
-    let map = Map::Masquerade(AddressFamily::of(source));
-    let Some(held) = session.get(map, &[Value::address(source)])? else { return Ok(None) };
-    let Some(found) = held.shared_chain() else { return Ok(None) };
+    let family = AddressFamily::of(source);
+    let Some(held) = session.get(Map::Masqueraded(family), &[Value::address(source)])? else {
+        return Ok(None);
+    };
+    let found = network_chains::chain_of(&session, Map::Masquerade(family), source)?;
+    let Some(found) = found else { return Ok(None) };
     let SharedChain::Masquerade { network, exempt: id } = found else { return Ok(None) };
     let networks = id.map_or(Ok(None), |id| exempt::read(&session, id))?.unwrap_or_default();
     let exempt = networks.into_iter().find(|network| network.contains(&to));

@@ -34,8 +34,9 @@ const LINK: &[(Place, &str)] = &[
 const BRIDGE: &[(Place, &str)] = &[(Node, "ip link set {veth} nomaster")];
 
 const MASQUERADE: &[(Place, &str)] = &[
-    (Shared, "nft flush map inet slipway masquerade4"),
-    (Shared, "nft flush map inet slipway masquerade6"),
+    (Shared, "nft flush set inet slipway masqueraded4"),
+    (Shared, "nft flush set inet slipway masqueraded6"),
+    (Shared, "nft flush map inet slipway masquerade-networks4"),
     (Shared, "nft delete table inet slipway"),
 ];
 

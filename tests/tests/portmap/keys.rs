@@ -225,7 +225,7 @@ fn gc_and_status() {
     let ruleset = node.ruleset();
     assert!(
         !ruleset.contains("slipway1")
-            && !ruleset.contains("hairpin-")
+            && !ruleset.contains("chain hairpin-")
             && !ruleset.contains("chain container-")
     );
     second.call("STATUS").run().ok();

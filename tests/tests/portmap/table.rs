@@ -97,12 +97,12 @@ fn a_later_versions_table_is_left_alone() {
     let (node, pod) = Node::with_pod();
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
     call.add();
-    node.nft("delete chain inet slipway schema-2; add chain inet slipway schema-3");
+    node.nft("delete chain inet slipway schema-3; add chain inet slipway schema-4");
     let before = node.ruleset();
     let error = call.call("DEL").run().error();
-    assert!(error.msg.contains("schema 3"), "{error:?}");
+    assert!(error.msg.contains("schema 4"), "{error:?}");
     let error = call.clone().key("cni.dev/valid-attachments", json!([])).call("GC").run().error();
-    assert!(error.msg.contains("schema 3"), "{error:?}");
+    assert!(error.msg.contains("schema 4"), "{error:?}");
     assert_eq!(node.ruleset(), before);
 }
 
@@ -113,21 +113,35 @@ fn an_older_schema_is_upgraded_in_place() {
     let first = Call::new(&node, &one, 2, &[map("tcp", 80, 80)]);
     first.add();
     let before = node.ruleset();
-    // Imitates a table of an older version, with other rules, another marker, one map fewer, and a chain with another
-    // priority.
-    node.nft(
-        "delete chain inet slipway schema-2; add chain inet slipway schema-1; flush chain inet slipway hostports4; \
+    // Imitates the table of schema 2, in which each address has an element that leads to its chain, with other rules, one
+    // map fewer, and a chain with another priority.
+    let owner = before.split('"').find(|text| text.ends_with(" net eth0 one")).expect("an owner's comment");
+    node.nft(&format!(
+        "delete chain inet slipway schema-3; add chain inet slipway schema-2; flush chain inet slipway hostports4; \
         flush chain inet slipway output; delete chain inet slipway output; \
-        add chain inet slipway output { type nat hook output priority -100; policy accept; }; \
+        add chain inet slipway output {{ type nat hook output priority -100; policy accept; }}; \
         flush chain inet slipway guard; flush chain inet slipway hostports6; flush chain inet slipway translate6; \
-        delete map inet slipway ranges6",
-    );
+        delete map inet slipway ranges6; flush chain inet slipway postrouting; \
+        add rule inet slipway postrouting ip daddr vmap @hairpin4; \
+        add rule inet slipway postrouting ip6 daddr vmap @hairpin6; \
+        add element inet slipway hairpin4 {{ 10.77.0.2 comment \"{owner}\" : jump hairpin-10.77.0.0/24-13 }}; \
+        add element inet slipway hairpin6 {{ fd00:77::2 comment \"{owner}\" : jump hairpin-fd00_77__/64-13 }}"
+    ));
+    for family in ["4", "6"] {
+        for chain in ["published", "masqueraded"] {
+            let name = format!("inet slipway {chain}{family}");
+            node.nft(&format!("flush chain {name}; delete chain {name}; delete set {name}"));
+        }
+        for map in ["hairpin", "masquerade"] {
+            node.nft(&format!("delete map inet slipway {map}-networks{family}"));
+        }
+    }
     Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).add();
     first.check();
     assert_eq!(elements_of(&node, "one"), 5);
     Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).del();
     let ruleset = node.ruleset();
-    assert!(ruleset.contains("chain schema-2") && !ruleset.contains("schema-1"), "{ruleset}");
+    assert!(ruleset.contains("chain schema-3") && !ruleset.contains("schema-2"), "{ruleset}");
     let sorted = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();

@@ -70,7 +70,7 @@ fn break_it(node: &Node, pod: &Pod, item: &str) -> (Whose, &'static str) {
             (Slipways, "")
         }
         (["masquerade", ..], _) => {
-            node.nft("flush map inet slipway masquerade4");
+            node.nft("flush set inet slipway masqueraded4");
             (Slipways, "")
         }
         (["published", ..], _) => {

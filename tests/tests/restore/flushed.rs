@@ -114,8 +114,15 @@ fn single_elements_are_restored() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
-    for map in ["hostports4", "hairpin6", "masquerade4"] {
-        world.node.cmd(&format!("nft flush map inet slipway {map}"));
+    let lost = [
+        ("map", "hostports4"),
+        ("set", "published6"),
+        ("map", "hairpin-networks4"),
+        ("set", "masqueraded4"),
+        ("map", "masquerade-networks6"),
+    ];
+    for (kind, name) in lost {
+        world.node.cmd(&format!("nft flush {kind} inet slipway {name}"));
     }
     assert_eq!(world.restored(), 2);
     everything_works(&world, &web, "web");

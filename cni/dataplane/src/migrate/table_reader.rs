@@ -13,7 +13,8 @@ use crate::iptables::{self, Untranslatable};
 use crate::nftables::exempt;
 use crate::nftables::liveness::Record;
 use crate::nftables::migration::{Key, Transit};
-use crate::nftables::plan::{self, as_address};
+use crate::nftables::network_chains::AllChains;
+use crate::nftables::plan;
 use crate::nftables::schema::{self, KIND_MASQUERADE, KIND_PORTS, Map, SharedChain};
 use crate::nftables::session::{OwnedElement, Session};
 use crate::owner::AttachmentHash;
@@ -61,14 +62,15 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>
             }
         }
     }
+    let chains = AllChains::read(session)?;
     let mut all = BTreeMap::new();
     for (key, entry) in entries {
         let Some(owner) = entry.owner.clone() else { continue };
         let mut of_it = elements.remove(&key).unwrap_or_default();
         of_it.sort_by(|a, b| format!("{:?}", a.key).cmp(&format!("{:?}", b.key)));
         let content = match key.kind {
-            KIND_PORTS => read_ports(session, key.hash, &of_it)?,
-            _ => read_masquerade(session, &of_it)?,
+            KIND_PORTS => read_ports(session, key.hash, (&of_it, &chains))?,
+            _ => read_masquerade(session, &of_it, &chains)?,
         };
         let netns = entry.record.as_ref().and_then(Record::here);
         let netns = netns.unwrap_or_else(ContainerNetns::unknown);
@@ -80,7 +82,7 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>
 fn read_ports(
     session: &Session,
     hash: AttachmentHash,
-    held: &[OwnedElement],
+    (held, chains): (&[OwnedElement], &AllChains),
 ) -> Result<Result<Content, Unreadable>, Error> {
     let mut all = PortContent { bit: schema::DEFAULT_MARK_BIT, ..PortContent::default() };
     all.ports = held.iter().filter_map(crate::nftables::published).collect();
@@ -94,9 +96,10 @@ fn read_ports(
             }
         }
     }
-    for hairpin in held.iter().filter(|held| matches!(held.map, Map::Hairpin(_))) {
-        let Some(container) = hairpin.key.first().and_then(as_address) else { continue };
-        let network = match hairpin.shared_chain() {
+    for published in held.iter().filter(|held| matches!(held.map, Map::Published(_))) {
+        let Some(container) = published.address() else { continue };
+        let map = Map::Hairpin(AddressFamily::of(container));
+        let network = match chains.of(map, container) {
             Some(SharedChain::Hairpin { network, others, bit }) => {
                 all.elsewhere.extend(others);
                 (all.snat, all.bit) = (Snat::Needed, bit);
@@ -110,7 +113,7 @@ fn read_ports(
                 (all.snat, all.bit) = (Snat::Never, bit);
                 None
             }
-            _ => return Ok(Err(Unreadable::UnknownChain { map: hairpin.map.name(), container })),
+            _ => return Ok(Err(Unreadable::UnknownChain { map: map.name(), container })),
         };
         all.networks.push(network.unwrap_or_else(|| IpNet::from(container)));
     }
@@ -164,14 +167,19 @@ fn read_own_chain(
     Ok((words, loopback))
 }
 
-fn read_masquerade(session: &Session, held: &[OwnedElement]) -> Result<Result<Content, Unreadable>, Error> {
+fn read_masquerade(
+    session: &Session,
+    held: &[OwnedElement],
+    chains: &AllChains,
+) -> Result<Result<Content, Unreadable>, Error> {
     let mut all = MasqueradeContent::default();
-    for one in held {
-        let Some(address) = one.key.first().and_then(as_address) else {
+    for one in held.iter().filter(|held| matches!(held.map, Map::Masqueraded(_))) {
+        let Some(address) = one.address() else {
             return Ok(Err(Unreadable::NoAddress));
         };
-        let Some(SharedChain::Masquerade { network, exempt }) = one.shared_chain() else {
-            return Ok(Err(Unreadable::UnknownChain { map: one.map.name(), container: address }));
+        let map = Map::Masquerade(AddressFamily::of(address));
+        let Some(SharedChain::Masquerade { network, exempt }) = chains.of(map, address) else {
+            return Ok(Err(Unreadable::UnknownChain { map: map.name(), container: address }));
         };
         all.addresses.extend(IpNet::new(address, network.prefix_len()));
         if let Some(id) = exempt {

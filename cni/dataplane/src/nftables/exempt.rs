@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use cni_nftables::{Transaction, Value};
 use ipnet::{IpNet, IpSubnets, Ipv4Subnets, Ipv6Subnets};
 
+use super::network_chains::AllChains;
 use super::plan::{Exempt, as_address};
 use super::schema::exempt::fill;
 use super::schema::{self, ExemptId, Map, SharedChain, family_of};
@@ -90,8 +91,11 @@ pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| {
         let mut lists: BTreeMap<SharedChain, bool> = BTreeMap::new();
         let mut owners = BTreeSet::new();
-        for held in session.dump(AddressFamily::BOTH.map(Map::Masquerade), |_| true)? {
-            let Some(chain @ SharedChain::Masquerade { network, exempt }) = held.shared_chain() else {
+        let chains = AllChains::read(&session)?;
+        for held in session.dump(AddressFamily::BOTH.map(Map::Masqueraded), |_| true)? {
+            let found = |address| chains.of(Map::Masquerade(AddressFamily::of(address)), address);
+            let Some(chain @ SharedChain::Masquerade { network, exempt }) = held.address().and_then(found)
+            else {
                 continue;
             };
             let lacks = match lists.get(&chain) {

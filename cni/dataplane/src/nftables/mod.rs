@@ -11,6 +11,7 @@ pub mod exempt;
 pub(crate) mod liveness;
 pub(crate) mod migration;
 mod migration_state;
+pub(crate) mod network_chains;
 pub(crate) mod networks;
 pub mod offload;
 pub(crate) mod owner_entry;
@@ -301,7 +302,7 @@ pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
 /// The container's address that is an element's key.
 fn container(held: &OwnedElement) -> Option<IpAddr> {
     match held.map {
-        Map::Hairpin(_) | Map::Masquerade(_) => plan::as_address(held.key.first()?),
+        Map::Published(_) | Map::Masqueraded(_) => held.address(),
         _ => None,
     }
 }

@@ -8,12 +8,14 @@
 use cni_nftables::{Element, Transaction, Value, Verdict};
 use ipnet::IpNet;
 
+use super::network_chains::{self, Ways};
+use super::plan::Lead;
 use super::schema::{self, Map, SharedChain};
-use super::session::{OwnedElement, Session, State};
+use super::session::{OwnedElement, Session, State, element_id};
 use crate::networks::ContainerNetworks;
 use crate::{AddressFamily, ContainerNetns, Error};
 
-/// Makes the elements of the published addresses match these networks.
+/// Makes the published addresses lead to chains that know these networks.
 pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<(), Error> {
     if !matches!(session.state()?, State::Ready) {
         return Ok(());
@@ -24,22 +26,26 @@ pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<()
         // The chain is committed before the element, as in an ADD.
         session.transact(&operation, |_| {
             let mut batch = Transaction::new();
-            if let Some((_, chain)) = change(session, container, (network, &elsewhere))?
-                && session.chain(&chain.name())?.is_none()
-            {
-                schema::add_shared(&mut batch, &chain, session.layout()?);
+            if let Some((_, lead)) = change(session, container, (network, &elsewhere))? {
+                Ways::decide(session, &[lead])?.add_missing(session, &mut batch, session.layout()?)?;
             }
             Ok((batch, ()))
         })?;
         session.transact(&operation, |_| {
             let mut batch = Transaction::new();
-            if let Some((held, chain)) = change(session, container, (network, &elsewhere))? {
-                batch.delete_element(held.id());
-                let element = Element::new(held.id()).verdict(Verdict::Jump(chain.name()));
-                batch.add_element(match &held.owner {
-                    Some(owner) => element.comment(&owner.to_comment()),
-                    None => element,
-                });
+            if let Some((held, lead)) = change(session, container, (network, &elsewhere))? {
+                if let Some(own) = session.get(lead.map, &held.key)? {
+                    batch.delete_element(own.id());
+                }
+                let leads = [lead];
+                let ways = Ways::decide(session, &leads)?;
+                ways.add_missing(session, &mut batch, session.layout()?)?;
+                for item in ways.own_items() {
+                    let element = Element::new(element_id(item.map, &item.key, None));
+                    batch.add_element(
+                        held.owned_by_the_same(element.verdict(Verdict::Goto(leads[0].chain.name()))),
+                    );
+                }
             }
             Ok((batch, ()))
         })?;
@@ -47,21 +53,25 @@ pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<()
     Ok(())
 }
 
-/// The element of a published address, and the chain that it is to lead to; none if there is nothing to change. With
+/// The element of a published address, and where the address is to lead; none if there is nothing to change. With
 /// `snat: false` or `masqAll` the sources do not depend on the networks.
 fn change(
     session: &Session,
     container: &ContainerNetworks,
     (network, elsewhere): (&IpNet, &[IpNet]),
-) -> Result<Option<(OwnedElement, SharedChain)>, Error> {
-    let map = Map::Hairpin(AddressFamily::of(network.addr()));
-    let Some(held) = session.get(map, &[Value::address(network.addr())])? else { return Ok(None) };
-    let Some(SharedChain::Hairpin { network: own, bit, .. }) = held.shared_chain() else { return Ok(None) };
-    let wanted = SharedChain::hairpin(own, elsewhere, bit);
-    if held.shared_chain().as_ref() == Some(&wanted) || !is_of(session, &held, container)? {
+) -> Result<Option<(OwnedElement, Lead)>, Error> {
+    let (address, family) = (network.addr(), AddressFamily::of(network.addr()));
+    let Some(held) = session.get(Map::Published(family), &[Value::address(address)])? else {
+        return Ok(None);
+    };
+    let map = Map::Hairpin(family);
+    let found = network_chains::chain_of(session, map, address)?;
+    let Some(SharedChain::Hairpin { network: own, bit, .. }) = found else { return Ok(None) };
+    let chain = SharedChain::hairpin(own, elsewhere, bit);
+    if found.as_ref() == Some(&chain) || !is_of(session, &held, container)? {
         return Ok(None);
     }
-    Ok(Some((held, wanted)))
+    Ok(Some((held, Lead { map, address, chain })))
 }
 
 /// False if the element's owner lives in another namespace: the container has an equal address that the node does not know.

@@ -33,27 +33,43 @@ pub(crate) struct Item {
 pub(crate) enum Datum {
     /// Values, concatenated.
     Values(Vec<Value>),
-    /// A verdict: jump or goto to this chain.
+    /// The verdict goto to this chain.
     Chain(String),
+    /// Nothing: the element of a set.
+    None,
 }
 
 impl Item {
-    /// The shared chain that it leads to.
-    pub(crate) fn shared_chain(&self) -> Option<SharedChain> {
-        match &self.data {
-            Datum::Chain(name) => SharedChain::from_name(name),
-            Datum::Values(_) => None,
-        }
+    /// The container's address, for an element of a set of addresses.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        as_address(self.key.first()?).filter(|_| self.data == Datum::None)
+    }
+}
+
+/// A container's address, and the chain that its packets should reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lead {
+    /// [`Map::Hairpin`] or [`Map::Masquerade`].
+    pub(crate) map: Map,
+    pub(crate) address: IpAddr,
+    pub(crate) chain: SharedChain,
+}
+
+impl Lead {
+    /// The element of its own that leads there.
+    pub(crate) fn own_item(&self) -> Item {
+        let data = Datum::Chain(self.chain.name());
+        Item { map: self.map, key: vec![Value::address(self.address)], end: None, data }
     }
 }
 
 /// The objects that a request needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
-    /// The elements, in a stable order.
+    /// The elements, in a stable order, without those that [`network_chains`](super::network_chains) adds.
     pub(crate) items: Vec<Item>,
-    /// The shared chains that they lead to.
-    pub(crate) shared: Vec<SharedChain>,
+    /// The addresses that lead to shared chains.
+    pub(crate) leads: Vec<Lead>,
     /// The networks that the shared chains exempt from masquerade.
     pub(crate) exempt: Vec<Exempt>,
     /// Families for which the attachment has a chain of its own.
@@ -73,6 +89,14 @@ impl Plan {
     pub(crate) fn exempt_by(&self, chain: &SharedChain) -> &[IpNet] {
         let found = self.exempt.iter().find(|one| Some(one.id) == chain.exempt());
         found.map_or(&[], |one| &one.networks)
+    }
+
+    fn lead(&mut self, map: Map, address: IpAddr, chain: SharedChain) {
+        if let Some(set) = map.addresses() {
+            let key = vec![Value::address(address)];
+            self.items.push(Item { map: set, key, end: None, data: Datum::None });
+        }
+        self.leads.push(Lead { map, address, chain });
     }
 }
 
@@ -149,14 +173,7 @@ pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
         if own(family) {
             plan.own_chains.push(family);
         }
-        let chain = hairpin_chain(request, *container);
-        plan.items.push(Item {
-            map: Map::Hairpin(family),
-            key: vec![Value::address(*container)],
-            end: None,
-            data: Datum::Chain(chain.name()),
-        });
-        plan.shared.push(chain);
+        plan.lead(Map::Hairpin(family), *container, hairpin_chain(request, *container));
     }
     Ok(plan)
 }
@@ -227,15 +244,7 @@ pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
         let family = AddressFamily::of(address.addr());
         let exempt = plan.exempt.iter().map(|one| one.id).find(|id| id.family() == family);
         let chain = SharedChain::Masquerade { network: address.trunc(), exempt };
-        plan.items.push(Item {
-            map: Map::Masquerade(family),
-            key: vec![Value::address(address.addr())],
-            end: None,
-            data: Datum::Chain(chain.name()),
-        });
-        if !plan.shared.contains(&chain) {
-            plan.shared.push(chain);
-        }
+        plan.lead(Map::Masquerade(family), address.addr(), chain);
     }
     plan
 }

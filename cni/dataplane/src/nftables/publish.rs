@@ -14,11 +14,12 @@ use cni_spec::Attachment;
 
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
-use super::plan::{self, Datum, Item, Plan};
+use super::network_chains::{self, Ways};
+use super::plan::{self, Datum, Item, Lead, Plan};
 use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, State, describe, element_id};
 use super::{addresses, exempt};
-use crate::difference::{Difference, ExemptDifference};
+use crate::difference::Difference;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, Before, ContainerNetns, Error, Owner};
 
@@ -111,11 +112,13 @@ impl Job {
             State::Missing => addresses::bootstrap()?,
             State::Damaged(_) => return Ok(FastPath::NotUsual),
         };
-        let ranges = self.plan.items.iter().any(is_run);
+        let ways = Ways::decide(session, &self.plan.leads)?;
+        let items = self.items(&ways);
+        let ranges = items.iter().any(is_run);
         if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
             return Ok(FastPath::NotUsual);
         }
-        self.add_shared_chains(session, &mut base)?;
+        self.add_shared_chains(session, &mut base, &ways)?;
         if !base.is_empty() {
             match session.socket.commit(&base, None) {
                 Ok(()) => {}
@@ -129,7 +132,7 @@ impl Job {
             batch.add_chain(Chain::new(&session.table, &name).comment(&self.comment).exclusive());
             schema::add_rules(&mut batch, &name, rules.clone());
         }
-        batch.append(self.creations());
+        batch.append(self.creations(&items));
         match session.socket.commit(&batch, None) {
             Ok(()) => {}
             Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(FastPath::NotUsual),
@@ -138,8 +141,10 @@ impl Job {
         }
         // Single ports and runs are in different maps, so that the kernel does not see an overlap. A process
         // that adds a run reads the single ports and commits under the same generation; one that adds a
-        // single port looks for runs after its commit. One of the two always notices.
-        if self.overlaps_a_run(session).map_err(|error| self.take_back(session, error))? {
+        // single port looks for runs after its commit. One of the two always notices. It is the same with the
+        // garbage collection, which removes the chain of a network without containers.
+        let stands = self.overlaps_a_run(session).and_then(|overlaps| Ok(!overlaps && ways.hold(session)?));
+        if !stands.map_err(|error| self.take_back(session, error))? {
             super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
             return Ok(FastPath::NotUsual);
         }
@@ -155,15 +160,18 @@ impl Job {
         error
     }
 
-    /// The changes that the table itself needs, and the shared chains that are missing.
-    fn base(&self, session: &Session) -> Result<Transaction, Error> {
-        let mut base = match session.state()? {
+    /// The changes that the table itself needs.
+    fn base(session: &Session) -> Result<Transaction, Error> {
+        Ok(match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,
-        };
-        self.add_shared_chains(session, &mut base)?;
-        Ok(base)
+        })
+    }
+
+    /// All elements, some of which depend on what the table has.
+    fn items(&self, ways: &Ways<'_>) -> Vec<Item> {
+        self.plan.items.iter().cloned().chain(ways.own_items()).collect()
     }
 
     fn overlaps_a_run(&self, session: &Session) -> Result<bool, Error> {
@@ -179,21 +187,20 @@ impl Job {
     /// Adds the shared chains that are missing. They are committed before anything leads to them: for a moment of a commit
     /// the rules are in effect and the sets in them are empty (seen on Linux 6.18), so that a packet would not be
     /// masqueraded.
-    fn add_shared_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
-        let layout = session.layout()?;
+    fn add_shared_chains(
+        &self,
+        session: &Session,
+        batch: &mut Transaction,
+        ways: &Ways<'_>,
+    ) -> Result<(), Error> {
         exempt::add_missing(session, batch, &self.plan.exempt)?;
-        for chain in &self.plan.shared {
-            if session.chain(&chain.name())?.is_none() {
-                schema::add_shared(batch, chain, layout);
-            }
-        }
-        Ok(())
+        ways.add_missing(session, batch, session.layout()?)
     }
 
-    fn creations(&self) -> Transaction {
+    fn creations(&self, items: &[Item]) -> Transaction {
         let mut batch = Transaction::new();
-        batch.add_element(self.entry(self.plan.items.len()));
-        for item in &self.plan.items {
+        batch.add_element(self.entry(counted(items)));
+        for item in items {
             batch.add_element(self.element(item));
         }
         batch
@@ -224,12 +231,20 @@ impl Job {
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation.
     fn careful(&self, session: &Session) -> Result<Made, Error> {
-        session.transact(&self.operation, |_| Ok((self.base(session)?, ())))?;
+        session.transact(&self.operation, |_| Ok((Self::base(session)?, ())))?;
+        session.transact(&self.operation, |_| {
+            let mut batch = Transaction::new();
+            self.add_shared_chains(session, &mut batch, &Ways::decide(session, &self.plan.leads)?)?;
+            Ok((batch, ()))
+        })?;
         session.transact(&self.operation, |_| self.difference(session))
     }
 
     fn difference(&self, session: &Session) -> Result<(Transaction, Made), Error> {
-        let mut batch = self.base(session)?;
+        let mut batch = Self::base(session)?;
+        let ways = Ways::decide(session, &self.plan.leads)?;
+        self.add_shared_chains(session, &mut batch, &ways)?;
+        let all_items = self.items(&ways);
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
             Some(_) => {
@@ -238,11 +253,12 @@ impl Job {
             None => Vec::new(),
         };
         let own: Vec<OwnedElement> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
-        let others = self.others(session)?;
+        let others = self.others(session, &all_items)?;
         let (removal, gone) = super::withdraw::removal(session, &others.dead)?;
         batch.append(removal);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
-        let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
+        let items: Vec<&Item> = all_items.iter().filter(|item| !shared(item)).collect();
+        let count = counted(items.iter().copied());
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &OwnedElement| items.iter().any(|item| matches(held, item));
         for held in own.iter().filter(|held| !wanted(held)) {
@@ -253,7 +269,7 @@ impl Job {
             batch.add_element(self.element(item));
         }
         let same = |e: &OwnedElement| {
-            e.count() == items.len()
+            e.count() == count
                 && Record::are_same(e.record.as_ref(), self.record.as_ref())
                 && e.transit() == self.transit
         };
@@ -261,7 +277,7 @@ impl Job {
             if let Some(entry) = &entry {
                 batch.delete_element(entry.id());
             }
-            batch.add_element(self.entry(items.len()));
+            batch.add_element(self.entry(count));
         }
         Ok((batch, Made { before: Before::of(entry.is_some()), gone }))
     }
@@ -294,9 +310,9 @@ impl Job {
     }
 
     /// Reads what other attachments have of the things that the plan needs.
-    fn others(&self, session: &Session) -> Result<OtherOwners, Error> {
+    fn others(&self, session: &Session, items: &[Item]) -> Result<OtherOwners, Error> {
         let mut others = OtherOwners::default();
-        for held in self.holders(session)? {
+        for held in self.holders(session, items)? {
             let Some(owner) = &held.owner else {
                 return Err(Error::ConflictUnowned {
                     what: held.describe(),
@@ -310,9 +326,7 @@ impl Job {
                 let what = held.describe();
                 log::warn!("{what}: its owner ({owner}) is dead, reassigning it to {}", self.owner);
                 others.dead.insert(owner.attachment_hash);
-            } else if self.plan.items.iter().any(|item| serves(&held, item))
-                && self.is_sibling(session, owner)?
-            {
+            } else if items.iter().any(|item| serves(&held, item)) && self.is_sibling(session, owner)? {
                 others.shared.push(held);
             } else {
                 return Err(Error::Conflict { what: held.describe(), owner: Box::new(owner.clone()) });
@@ -332,14 +346,14 @@ impl Job {
     }
 
     /// Elements of other attachments at the plan's keys, or that overlap with them.
-    fn holders(&self, session: &Session) -> Result<Vec<OwnedElement>, Error> {
+    fn holders(&self, session: &Session, items: &[Item]) -> Result<Vec<OwnedElement>, Error> {
         let mut holders = Vec::new();
-        for item in self.plan.items.iter().filter(|item| !is_run(item)) {
+        for item in items.iter().filter(|item| !is_run(item)) {
             for map in [Some(item.map), item.map.counterpart()].into_iter().flatten() {
                 holders.extend(session.get(map, &item.key)?);
             }
         }
-        for item in self.plan.items.iter().filter(|item| is_run(item)) {
+        for item in items.iter().filter(|item| is_run(item)) {
             let Some(run) = plan::host_ports(item.map, &item.key, item.end.as_deref()) else { continue };
             let overlaps = |held: &OwnedElement| {
                 plan::host_ports(held.map, &held.key, held.end.as_deref())
@@ -369,13 +383,16 @@ impl Job {
                 return Err(Difference::DamagedChains(schema::TABLE).into());
             }
         }
-        let mut shared = self.plan.shared.clone();
         for item in &self.plan.items {
             let map = item.map.name();
             let element = format!("{} of {}", describe(item.map, &item.key, item.end.as_deref()), self.owner);
             match session.get(item.map, &item.key)? {
                 None => {
-                    return Err(Difference::NoElement { element, map }.into());
+                    return Err(match item.address() {
+                        Some(address) => Difference::NoAddress { address, set: map, table: schema::TABLE },
+                        None => Difference::NoElement { element, map },
+                    }
+                    .into());
                 }
                 Some(held) if !held.is_of(self.hash) => {
                     let sibling = match &held.owner {
@@ -388,41 +405,41 @@ impl Job {
                     let owner = held.owner.map(Box::new);
                     return Err(Difference::OtherOwner { element, owner, map }.into());
                 }
-                Some(held) => {
-                    if let Some(difference) = self.exempt_difference(session, &held, item)? {
-                        return Err(Difference::Exemption { element, difference }.into());
-                    }
-                    if let Some((wanted, found)) = differing_networks(&held, item) {
-                        shared
-                            .iter_mut()
-                            .filter(|chain| **chain == wanted)
-                            .for_each(|chain| *chain = found.clone());
-                    } else if !matches(&held, item) {
-                        return Err(Difference::OtherTarget { element, map }.into());
-                    }
+                Some(held) if !matches(&held, item) => {
+                    return Err(Difference::OtherTarget { element, map }.into());
                 }
+                Some(_) => {}
             }
+        }
+        let mut shared = BTreeSet::new();
+        for lead in &self.plan.leads {
+            shared.insert(self.check_lead(session, lead)?);
         }
         self.check_chains(session, &shared)
     }
 
-    /// Compares the networks that are exempt from masquerade, if both are chains for masquerade.
-    fn exempt_difference(
-        &self,
-        session: &Session,
-        held: &OwnedElement,
-        item: &Item,
-    ) -> Result<Option<ExemptDifference>, Error> {
-        let chains = held.shared_chain().zip(item.shared_chain());
-        match chains {
-            Some((held @ SharedChain::Masquerade { .. }, wanted @ SharedChain::Masquerade { .. })) => {
-                exempt::difference(session, held.exempt(), self.plan.exempt_by(&wanted))
-            }
-            _ => Ok(None),
+    /// Compares the chain that an address leads to with the wanted one. Returns the former, which may differ in what is no
+    /// difference.
+    fn check_lead(&self, session: &Session, lead: &Lead) -> Result<SharedChain, Error> {
+        let element = || format!("container address {} of {}", lead.address, self.owner);
+        let found = network_chains::chain_of(session, lead.map, lead.address)?;
+        let Some(found) = found else {
+            let map = lead.map.networks().unwrap_or(lead.map).name();
+            return Err(Difference::NoElement { element: element(), map }.into());
+        };
+        if let (SharedChain::Masquerade { .. }, SharedChain::Masquerade { .. }) = (&found, &lead.chain)
+            && let Some(difference) =
+                exempt::difference(session, found.exempt(), self.plan.exempt_by(&lead.chain))?
+        {
+            return Err(Difference::Exemption { element: element(), difference }.into());
         }
+        if found != lead.chain && !differ_in_networks(&found, &lead.chain) {
+            return Err(Difference::OtherTarget { element: element(), map: lead.map.name() }.into());
+        }
+        Ok(found)
     }
 
-    fn check_chains(&self, session: &Session, shared: &[SharedChain]) -> Result<(), Error> {
+    fn check_chains(&self, session: &Session, shared: &BTreeSet<SharedChain>) -> Result<(), Error> {
         let shared = shared.iter().map(|chain| (chain.name(), chain.rules(Layout::PLAIN).len()));
         let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
         for (chain, expected) in shared.chain(own) {
@@ -441,15 +458,17 @@ fn is_run(item: &Item) -> bool {
     matches!(item.map, Map::Ranges(_) | Map::HostIpRanges(_))
 }
 
-/// An item's data as an element has it. The map `hairpin` jumps, as the packet's source may be in the map
-/// `masquerade`, too.
+/// The number of these elements that an owner's entry counts.
+fn counted<'a>(items: impl IntoIterator<Item = &'a Item>) -> usize {
+    items.into_iter().filter(|item| item.map.is_counted()).count()
+}
+
+/// An item's data as an element has it.
 fn datum(item: &Item) -> ElementData {
     match &item.data {
         Datum::Values(values) => ElementData::Values(values.clone()),
-        Datum::Chain(name) if matches!(item.map, Map::Hairpin(_)) => {
-            ElementData::Verdict(Verdict::Jump(name.clone()))
-        }
         Datum::Chain(name) => ElementData::Verdict(Verdict::Goto(name.clone())),
+        Datum::None => ElementData::None,
     }
 }
 
@@ -467,16 +486,14 @@ fn serves(held: &OwnedElement, item: &Item) -> bool {
         }
 }
 
-/// The wanted and the found chain of a published address, if they differ in the container's other networks alone. Programs
-/// in the container have links, too, whose networks are no difference.
-fn differing_networks(held: &OwnedElement, item: &Item) -> Option<(SharedChain, SharedChain)> {
-    let (wanted, found) = (item.shared_chain()?, held.shared_chain()?);
+/// True if two chains of published addresses differ in the container's other networks alone. Programs in the container
+/// have links, too, whose networks are no difference.
+fn differ_in_networks(one: &SharedChain, other: &SharedChain) -> bool {
     let fixed = |chain: &SharedChain| match chain {
         SharedChain::Hairpin { network, bit, .. } => Some((*network, *bit)),
         _ => None,
     };
-    let is_alike = fixed(&wanted).is_some() && fixed(&wanted) == fixed(&found);
-    (is_alike && held.map == item.map && held.key == item.key).then_some((wanted, found))
+    fixed(one).is_some() && fixed(one) == fixed(other)
 }
 
 fn matches(held: &OwnedElement, item: &Item) -> bool {

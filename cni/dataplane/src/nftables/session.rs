@@ -2,16 +2,18 @@
 
 //! Reads the table and its elements.
 
+use std::net::IpAddr;
 use std::ops::Deref;
 
 use cni_nftables::{
-    ChainInfo, ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value, Verdict,
+    ChainInfo, Element, ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value,
+    Verdict,
 };
 
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
-use super::plan;
 use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, udp_flows};
+use super::{network_chains, plan};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
@@ -76,6 +78,19 @@ impl OwnedElement {
     /// Map and key, as a batch names it.
     pub(crate) fn id(&self) -> ElementId {
         element_id(self.map, &self.key, self.end.as_deref())
+    }
+
+    /// The address that is its key.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        plan::as_address(self.key.first()?)
+    }
+
+    /// Gives another element the same owner.
+    pub(crate) fn owned_by_the_same(&self, element: Element) -> Element {
+        match &self.owner {
+            Some(owner) => element.comment(&owner.to_comment()),
+            None => element,
+        }
     }
 
     /// The number of elements in an entry of the map of owners.
@@ -206,12 +221,13 @@ impl Session {
         Ok(batch)
     }
 
-    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps maps and elements.
+    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps the meaning of all elements.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
         // The kernel changes neither hook nor priority of an existing chain.
         let (_, moved) = self.differences()?;
         batch.append(self.repair(&moved)?);
+        network_chains::upgrade(self, &mut batch)?;
         Ok(batch)
     }
 

@@ -62,10 +62,15 @@ fn show(plan: &plan::Plan) -> String {
         let data = match &item.data {
             plan::Datum::Values(data) => values(data),
             plan::Datum::Chain(name) => name.clone(),
+            plan::Datum::None => "in the set".to_owned(),
         };
         format!("{}: {}{end} : {data}\n", item.map.name(), values(&item.key))
     });
-    items.chain(plan.shared.iter().map(|chain| format!("chain {}\n", chain.name()))).collect()
+    let leads = plan
+        .leads
+        .iter()
+        .map(|lead| format!("{}: {} : {}\n", lead.map.name(), lead.address, lead.chain.name()));
+    items.chain(leads).collect()
 }
 
 #[test]
@@ -121,10 +126,10 @@ fn single_ports_of_both_families() {
         hostports4: tcp . 8080 : 10.88.0.2 . 80
         hostips4: 127.0.0.1 . udp . 53 : 10.88.0.2 . 5353
         hostports6: sctp . 7 : fd00::2 . 7
+        published4: 10.88.0.2 : in the set
+        published6: fd00::2 : in the set
         hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-13
         hairpin6: fd00::2 : hairpin-fd00__/64-13
-        chain hairpin-10.88.0.0/16-13
-        chain hairpin-fd00__/64-13
     "]]
     .assert_eq(&show(&plan.unwrap()));
 }
@@ -137,8 +142,8 @@ fn runs_become_intervals_when_they_keep_the_port() {
         hostports4: tcp . 5001 : 10.88.0.2 . 6001
         hostports4: tcp . 5002 : 10.88.0.2 . 6002
         ranges4: tcp . 9000 to tcp . 9999 : 10.88.0.2
+        published4: 10.88.0.2 : in the set
         hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-13
-        chain hairpin-10.88.0.0/16-13
     "]]
     .assert_eq(&show(&plan));
 }
@@ -147,9 +152,9 @@ fn runs_become_intervals_when_they_keep_the_port() {
 fn snat_never_and_always() {
     let never = plan::ports(&PortRequest { snat: Snat::Never, ..request(vec![any4(1, 1, 1)]) }).unwrap();
     // No container is masqueraded, but the mark's bit is cleared.
-    assert!(show(&never).ends_with("hairpin4: 10.88.0.2 : hairpin-none4-13\nchain hairpin-none4-13\n"));
+    assert!(show(&never).ends_with("hairpin4: 10.88.0.2 : hairpin-none4-13\n"));
     let always = plan::ports(&PortRequest { snat: Snat::Always, ..request(vec![any4(1, 1, 1)]) }).unwrap();
-    assert!(show(&always).ends_with("hairpin4: 10.88.0.2 : hairpin-all4-13\nchain hairpin-all4-13\n"));
+    assert!(show(&always).ends_with("hairpin4: 10.88.0.2 : hairpin-all4-13\n"));
 }
 
 #[test]
@@ -168,8 +173,8 @@ fn conditions_give_a_container_its_own_chain() {
     expect![[r"
         hostports4: tcp . 8080 : 10.88.0.2 . 80
         conditions4: tcp . 8080 to tcp . 8080 : container-HASH-4
+        published4: 10.88.0.2 : in the set
         hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-5
-        chain hairpin-10.88.0.0/16-5
     "]]
     .assert_eq(&text);
     let parsed = conditions::parse(&request.nftables.conditions.v4, AddressFamily::V4).unwrap();
@@ -193,13 +198,13 @@ fn a_spared_loopback_is_a_condition_that_named_addresses_need_not_meet() {
     let mut batch = Transaction::new();
     schema::add_rules(&mut batch, "own", schema::own_chain_rules(&[], Some(&hosts), 13, AddressFamily::V4));
     schema::add_rules(&mut batch, "own", schema::own_chain_rules(&[], Some(&[]), 13, AddressFamily::V6));
-    expect![[r#"
+    expect![[r"
         add rule inet slipway own ip daddr 127.0.0.1 meta l4proto tcp th dport 9000-9001 meta mark set meta mark | 0x00002000 goto translate4
         add rule inet slipway own ip daddr != 127.0.0.0/8 meta mark set meta mark | 0x00002000 goto translate4
         add rule inet slipway own meta mark set meta mark & 0xffffdfff
         add rule inet slipway own ip6 daddr != ::1 meta mark set meta mark | 0x00002000 goto translate6
         add rule inet slipway own meta mark set meta mark & 0xffffdfff
-    "#]]
+    "]]
     .assert_eq(&batch.to_string());
     // A container with named addresses only needs no chain.
     let alone = PortRequest { ports: vec![named], ..request };
@@ -215,10 +220,10 @@ fn masqueraded_addresses() {
         exempt: Vec::new(),
     });
     expect![[r"
+        masqueraded4: 10.88.0.2 : in the set
+        masqueraded6: fd00::2 : in the set
         masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16
         masquerade6: fd00::2 : masquerade-fd00__/64
-        chain masquerade-10.88.0.0/16
-        chain masquerade-fd00__/64
     "]]
     .assert_eq(&show(&plan));
 }
@@ -232,12 +237,12 @@ fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
         exempt: exempt.iter().map(|one| one.parse().unwrap()).collect(),
     };
     let plan = plan::masquerade(&request(&["172.16.0.0/12", "10.0.0.0/9", "10.128.0.0/9"]));
-    expect![[r#"
+    expect![[r"
+        masqueraded4: 10.88.0.2 : in the set
+        masqueraded6: fd00::2 : in the set
         masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16-e845710bd85ce501
         masquerade6: fd00::2 : masquerade-fd00__/64
-        chain masquerade-10.88.0.0/16-e845710bd85ce501
-        chain masquerade-fd00__/64
-    "#]]
+    "]]
     .assert_eq(&show(&plan));
     // Another order, or a network that is in another one, is the same list.
     let same = request(&["10.0.0.0/8", "10.1.0.0/16", "172.16.0.0/12", "10.88.0.0/16"]);
@@ -246,14 +251,15 @@ fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
     for plan::Exempt { id, networks } in &plan.exempt {
         schema::exempt::fill(&mut batch, *id, networks);
     }
-    for chain in &plan.shared {
+    let chains: Vec<_> = plan.leads.iter().map(|lead| lead.chain.clone()).collect();
+    for chain in &chains {
         assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain.clone()));
         schema::add_shared(&mut batch, chain, Layout::PLAIN);
     }
-    batch.append(schema::repair(&plan.shared[..1], Layout::PLAIN));
+    batch.append(schema::repair(&chains[..1], Layout::PLAIN));
     let text = batch.to_string();
     let (made, repaired) = text.split_at(text.find("add table").unwrap());
-    expect![[r#"
+    expect![[r"
         add set inet slipway exempt4-e845710bd85ce501 { type ipv4_addr ; flags interval ; }
         flush set inet slipway exempt4-e845710bd85ce501
         create element inet slipway exempt4-e845710bd85ce501 { 10.0.0.0-10.255.255.255 }
@@ -265,13 +271,13 @@ fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
         create chain inet slipway masquerade-fd00__/64
         add rule inet slipway masquerade-fd00__/64 ip6 daddr { fd00::/64, ff00::/8 } return
         add rule inet slipway masquerade-fd00__/64 masquerade
-    "#]]
+    "]]
     .assert_eq(made);
     let repaired: Vec<&str> = repaired.lines().filter(|line| line.contains("exempt4")).collect();
-    expect![[r#"
+    expect![[r"
         add set inet slipway exempt4-e845710bd85ce501 { type ipv4_addr ; flags interval ; }
         add rule inet slipway masquerade-10.88.0.0/16-e845710bd85ce501 ip daddr @exempt4-e845710bd85ce501 return
-    "#]]
+    "]]
     .assert_eq(&(repaired.join("\n") + "\n"));
 }
 

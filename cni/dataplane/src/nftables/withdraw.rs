@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
-use super::schema::{self, Layout, Map, SharedChain};
+use super::schema::{self, Map};
 use super::session::{OwnedElement, Session};
-use super::{exempt, plan};
+use super::{network_chains, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
@@ -44,7 +44,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         let expected: usize = entries.iter().map(OwnedElement::count).sum();
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
-        if held.len() != expected {
+        if held.iter().filter(|held| held.map.is_counted()).count() != expected {
             held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
         }
         let mut batch = Transaction::new();
@@ -158,8 +158,13 @@ fn hinted(
     addresses.extend(found.held.iter().filter_map(container_address));
     for address in addresses {
         let family = AddressFamily::of(address);
+        let key = [cni_nftables::Value::address(address)];
         for map in [Map::Hairpin(family), Map::Masquerade(family)] {
-            found.add(map, &[cni_nftables::Value::address(address)])?;
+            if let Some(set) = map.addresses()
+                && found.add(set, &key)?
+            {
+                found.add(map, &key)?;
+            }
         }
     }
     Ok(found.held)
@@ -255,7 +260,7 @@ pub(crate) fn retain(
                 }
             }
             if batch.is_empty() {
-                batch = unused_chains(session)?;
+                batch = network_chains::remove_unused(session)?;
             }
             held.truncate(count);
             let removed = (!batch.is_empty()).then_some(held);
@@ -273,20 +278,4 @@ fn entry_kind(held: &OwnedElement) -> u32 {
         [_, cni_nftables::Value::Mark(kind)] => *kind,
         _ => 0,
     }
-}
-
-/// Builds the removal of shared chains without a reference (the kernel counts their rules and nothing else),
-/// and of the sets that only these use.
-fn unused_chains(session: &Session) -> Result<Transaction, Error> {
-    let (mut batch, mut used) = (Transaction::new(), BTreeSet::new());
-    for chain in session.chains()? {
-        let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
-        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::PLAIN).len()) {
-            batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
-        } else {
-            used.insert(shared);
-        }
-    }
-    exempt::delete_unused(session, &mut batch, &used)?;
-    Ok(batch)
 }

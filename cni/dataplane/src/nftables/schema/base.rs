@@ -11,7 +11,7 @@ use crate::owned_table::Definition;
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
 /// The schema that this version makes. The number only grows, because a node may still have the table of an earlier build.
-pub(crate) const SCHEMA: u32 = 2;
+pub(crate) const SCHEMA: u32 = 3;
 /// The table.
 pub(crate) const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
@@ -94,5 +94,21 @@ pub(crate) const fn hostports_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "hostports4",
         AddressFamily::V6 => "hostports6",
+    }
+}
+
+/// The chain for packets to containers with published ports. The set of their addresses has the same name.
+pub(crate) const fn published_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "published4",
+        AddressFamily::V6 => "published6",
+    }
+}
+
+/// The chain for packets from containers that are masqueraded. The set of their addresses has the same name.
+pub(crate) const fn masqueraded_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "masqueraded4",
+        AddressFamily::V6 => "masqueraded6",
     }
 }

@@ -5,7 +5,9 @@
 use cni_nftables::{Field, Operand, Stmt, Value, Verdict};
 use ipnet::IpNet;
 
-use super::base::{address_fields, family_of, loopback, mark_bits, multicast, one_of, prefix};
+use super::base::{
+    DEFAULT_MARK_BIT, address_fields, family_of, loopback, mark_bits, multicast, one_of, prefix,
+};
 use super::exempt::ExemptId;
 use super::flowtable;
 use super::layout::Layout;
@@ -44,6 +46,10 @@ pub(crate) enum SharedChain {
         bit: u8,
     },
 }
+
+/// Least bits of a host's part of an address, for networks that have an element in the maps of networks. The kernel
+/// copies such a map with each change, so it should not grow with the containers.
+const LEAST_HOST_BITS: u8 = 3;
 
 /// Most bytes of a chain's name (`NFT_CHAIN_MAXNAMELEN` in `linux/netfilter/nf_tables.h`, without the NUL).
 const CHAIN_NAME_MAX: usize = 255;
@@ -115,6 +121,17 @@ impl SharedChain {
             }
         };
         (chain.name() == name).then_some(chain)
+    }
+
+    /// The network to whose containers the chain may apply without an element for each: it is as the defaults make it,
+    /// and has enough addresses that it does not belong to one container.
+    pub(crate) fn of_network(&self) -> Option<IpNet> {
+        let network = match self {
+            Self::Masquerade { network, .. } => *network,
+            Self::Hairpin { network, others, bit: DEFAULT_MARK_BIT } if others.is_empty() => *network,
+            _ => return None,
+        };
+        (network.max_prefix_len() - network.prefix_len() >= LEAST_HOST_BITS).then_some(network)
     }
 
     /// The networks that the chain exempts from masquerade, besides its own.

@@ -228,7 +228,7 @@ impl Explanation<'_> {
             Some(Masquerade { network, owner, chain, .. }) => self.step(
                 "postrouting",
                 format!(
-                    "the source is masqueraded: map masquerade has it, {}; chain {chain}: the destination is not in {network}",
+                    "the source is masqueraded: set masqueraded has it, {}; chain {chain}: the destination is not in {network}",
                     whose(owner.as_ref())
                 ),
             ),

@@ -154,7 +154,7 @@ fn other_ends() {
         owner: None,
         chain: "masquerade-10.22.0.0/24".to_owned(),
     });
-    assert!(tell(&all).contains("the source is masqueraded: map masquerade has it"), "{}", tell(&all));
+    assert!(tell(&all).contains("the source is masqueraded: set masqueraded has it"), "{}", tell(&all));
     all.masquerade.as_mut().unwrap().exempt = Some("192.0.2.0/24".parse().unwrap());
     let text = "not masqueraded: 192.0.2.1 is in nonMasqueradeCIDRs (192.0.2.0/24)";
     assert!(tell(&all).contains(text), "{}", tell(&all));

@@ -190,8 +190,10 @@ impl Description {
                 self.step("postrouting", format!("chain {} masquerades the source {}", rule.chain, from.ip()));
             }
             ("postrouting", _) => {
-                let path = run.path.join(", ");
-                self.step("postrouting", format!("{} keeps its address: chain {path}", from.ip()));
+                // The chains that lead to the deciding ones are the same for all containers.
+                let leads = |chain: &&str| chain.starts_with("published") || chain.starts_with("masqueraded");
+                let path: Vec<&str> = run.path.iter().map(String::as_str).filter(|chain| !leads(chain)).collect();
+                self.step("postrouting", format!("{} keeps its address: chain {}", from.ip(), path.join(", ")));
             }
             (chain, End::Dropped(_)) => {
                 self.step(stage(run), format!("chain {chain} of table inet slipway drops it"));
