@@ -82,7 +82,7 @@ fn the_containers_of_a_network_share_one_element() {
     running.iter().for_each(|running| world.is_masqueraded(running));
     assert_eq!(world.elements("masquerade-networks4"), ["10.22.0.0/16 : goto masquerade-10.22.0.0/16"]);
     assert_eq!(world.elements("hairpin-networks4"), ["10.22.0.0/16 : goto hairpin-10.22.0.0/16-13"]);
-    assert_eq!((world.elements("masquerade4").len(), world.elements("hairpin4").len()), (0, 0));
+    assert_eq!((world.elements("masquerade-own4").len(), world.elements("hairpin-own4").len()), (0, 0));
     // The garbage collection keeps the chains as long as one container needs them.
     let [one, two] = running;
     network.del(&one.attach).expect("DEL");
@@ -123,7 +123,7 @@ fn networks_that_touch_or_overlap_are_masqueraded() {
     found.sort();
     let wanted = [0, 1, 2].map(|third| format!("10.22.{third}.0/24 : goto masquerade-10.22.{third}.0/24"));
     assert_eq!(found, wanted);
-    assert_eq!(world.elements("masquerade4").len(), 2, "those of the networks inside and around");
+    assert_eq!(world.elements("masquerade-own4").len(), 2, "those of the networks inside and around");
     // When the network in the middle is gone, its neighbours stay.
     networks[0].del(&running[0].attach).expect("DEL");
     networks[0].gc(&[]).expect("GC");
@@ -148,7 +148,7 @@ fn a_container_with_other_settings_has_its_own_element() {
     let after = world.network("net", "10.22.0.0/16", list);
     let two = world.add(&after, "two", 8002);
     [&one, &two].into_iter().for_each(|running| world.is_masqueraded(running));
-    assert_eq!(world.elements("masquerade4").len(), 1);
+    assert_eq!(world.elements("masquerade-own4").len(), 1);
     assert_eq!(world.elements("masquerade-networks4"), ["10.22.0.0/16 : goto masquerade-10.22.0.0/16"]);
     before.del(&one.attach).expect("DEL");
     after.gc(&[&two.attach]).expect("GC");
@@ -156,11 +156,56 @@ fn a_container_with_other_settings_has_its_own_element() {
     let three = world.add(&after, "three", 8003);
     [&two, &three].into_iter().for_each(|running| world.is_masqueraded(running));
     assert_eq!(world.elements("masquerade-networks4").len(), 1);
-    assert_eq!(world.elements("masquerade4").len(), 1, "the element of the container that was there before");
+    assert_eq!(
+        world.elements("masquerade-own4").len(),
+        1,
+        "the element of the container that was there before"
+    );
     for running in [&two, &three] {
         after.del(&running.attach).expect("DEL");
     }
     after.gc(&[]).expect("GC");
     let ruleset = world.node.ruleset();
     assert!(!ruleset.contains("10.22.0.0"), "{ruleset}");
+}
+
+/// Another program adds elements to the maps of networks.
+#[test]
+fn elements_that_were_made_by_hand_are_left_alone() {
+    let world = World::new();
+    let network = world.network("net", "10.22.0.0/16", json!({}));
+    let one = world.add(&network, "one", 8001);
+    world.node.nft(
+        "add element inet slipway masquerade-networks4 { 10.96.0.0/11 : accept }; \
+        add element inet slipway masquerade-networks4 { 10.150.0.0/16 : goto masquerade-10.22.0.0/16 }",
+    );
+    for (name, subnet, port) in [("inside", "10.99.0.0/24", 8002), ("other", "10.150.7.0/24", 8003)] {
+        let network = world.network(name, subnet, json!({}));
+        let running = world.add(&network, name, port);
+        world.is_masqueraded(&running);
+        network.del(&running.attach).expect("DEL");
+        network.gc(&[]).expect("GC");
+    }
+    world.is_masqueraded(&one);
+    network.del(&one.attach).expect("DEL");
+    network.gc(&[]).expect("GC");
+    // An element for an address that a container gets later would lead it elsewhere.
+    world.node.nft("add element inet slipway masquerade-own4 { 10.23.0.2 : accept }");
+    let later = world.network("later", "10.23.0.0/24", json!({}));
+    let error = later.add(&Attach::new(&world.node.pod("later"))).unwrap_err().to_string();
+    assert!(error.contains("container address 10.23.0.2"), "{error}");
+}
+
+/// After a flush of the rules, the kernel counts fewer references to a chain than it has rules.
+#[test]
+fn gc_succeeds_after_a_flush_of_the_rules() {
+    let world = World::new();
+    let network = world.network("net", "10.22.0.0/16", json!({}));
+    let one = world.add(&network, "one", 8001);
+    let other = world.network("net", "10.22.0.0/16", json!({"nonMasqueradeCIDRs": ["198.51.100.0/24"]}));
+    let two = world.add(&other, "two", 8002);
+    world.node.nft("flush table inet slipway");
+    network.gc(&[&one.attach, &two.attach]).expect("GC");
+    let three = world.add(&network, "three", 8003);
+    [&one, &two, &three].into_iter().for_each(|running| world.is_masqueraded(running));
 }

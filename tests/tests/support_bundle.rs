@@ -38,7 +38,7 @@ fn the_bundle_has_the_state_of_the_node_and_no_secrets() {
     node.write("/etc/os-release", "ID=debian\nTOKEN=hunter2\n");
     node.cmd("ip link add spare type bridge");
     node.cmd("ip link set spare alias password-hunter2");
-    node.nft("add element inet slipway hairpin4 { 10.99.0.1 comment \"hunter2\" : drop }");
+    node.nft("add element inet slipway hairpin-own4 { 10.99.0.1 comment \"hunter2\" : drop }");
     node.write("/var/lib/cni/networks/pods/secret.txt", "hunter2");
     node.write("/var/lib/cni/networks/pods/10.22.0.99", "token hunter2 x");
     node.write("/var/lib/cni/results/pods-x-eth0", r#"{"kind": "hunter2"}"#);

@@ -122,6 +122,8 @@ fn an_older_schema_is_upgraded_in_place() {
         add chain inet slipway output {{ type nat hook output priority -100; policy accept; }}; \
         flush chain inet slipway guard; flush chain inet slipway hostports6; flush chain inet slipway translate6; \
         delete map inet slipway ranges6; flush chain inet slipway postrouting; \
+        add map inet slipway hairpin4 {{ type ipv4_addr : verdict; }}; \
+        add map inet slipway hairpin6 {{ type ipv6_addr : verdict; }}; \
         add rule inet slipway postrouting ip daddr vmap @hairpin4; \
         add rule inet slipway postrouting ip6 daddr vmap @hairpin6; \
         add element inet slipway hairpin4 {{ 10.77.0.2 comment \"{owner}\" : jump hairpin-10.77.0.0/24-13 }}; \
@@ -133,7 +135,9 @@ fn an_older_schema_is_upgraded_in_place() {
             node.nft(&format!("flush chain {name}; delete chain {name}; delete set {name}"));
         }
         for map in ["hairpin", "masquerade"] {
-            node.nft(&format!("delete map inet slipway {map}-networks{family}"));
+            for kind in ["networks", "own"] {
+                node.nft(&format!("delete map inet slipway {map}-{kind}{family}"));
+            }
         }
     }
     Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).add();

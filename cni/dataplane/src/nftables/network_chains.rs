@@ -14,7 +14,7 @@ use cni_nftables::{Element, ElementId, Transaction, Value, Verdict};
 use ipnet::IpNet;
 
 use super::exempt;
-use super::plan::{Item, Lead};
+use super::plan::{Item, Lead, as_address};
 use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, element_id};
 use crate::Error;
@@ -30,15 +30,6 @@ struct NetworkChain {
 }
 
 impl NetworkChain {
-    /// Reads an element. A dump has only the first address of an interval, and the chain tells the last one.
-    fn new(held: &OwnedElement) -> Option<Self> {
-        let first = held.address()?;
-        let chain = held.shared_chain();
-        let network = chain.as_ref().and_then(SharedChain::of_network);
-        let last = network.filter(|network| network.network() == first).map(|network| network.broadcast());
-        Some(Self { map: held.map, first, last: last.unwrap_or(first), chain })
-    }
-
     fn of(map: Map, network: &IpNet, chain: &SharedChain) -> Self {
         Self { map, first: network.network(), last: network.broadcast(), chain: Some(chain.clone()) }
     }
@@ -60,15 +51,42 @@ impl NetworkChain {
     }
 }
 
-/// The maps of networks.
+/// Elements of the maps of networks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NetworkChains(Vec<NetworkChain>);
 
 impl NetworkChains {
     /// Reads these maps; an earlier schema has none.
-    pub(crate) fn read(session: &Session, maps: impl IntoIterator<Item = Map>) -> Result<Self, Error> {
-        let held = session.dump(maps, |_| true)?;
-        Ok(Self(held.iter().filter_map(NetworkChain::new).collect()))
+    fn read(session: &Session, maps: impl IntoIterator<Item = Map>) -> Result<Self, Error> {
+        let mut all = Vec::new();
+        for map in maps {
+            // A dump has only the first address of each interval.
+            let chains = session.dump([map], |_| true)?;
+            let chain_at = |first| chains.iter().find(|held| held.address() == Some(first))?.shared_chain();
+            for (first, last) in session.ranges(map)? {
+                if let (Some(first), Some(last)) = (as_address(&first), as_address(&last)) {
+                    all.push(NetworkChain { map, first, last, chain: chain_at(first) });
+                }
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// Reads the networks that lead the addresses to their chains, and the whole map if another one, or none, is around one
+    /// of them: a new element could overlap with any. A dump lasts until no other process has changed the ruleset during
+    /// it, which next to many ADDs is long, so the usual case does without.
+    fn for_leads(session: &Session, leads: &[Lead]) -> Result<Self, Error> {
+        let (mut known, mut whole) = (Vec::new(), BTreeSet::new());
+        for lead in leads {
+            let Some((map, network)) = lead.map.networks().zip(lead.chain.of_network()) else { continue };
+            if leads_to(session, map, lead)? {
+                known.push(NetworkChain::of(map, &network, &lead.chain));
+            } else {
+                whole.insert(map);
+            }
+        }
+        known.extend(Self::read(session, whole)?.0);
+        Ok(Self(known))
     }
 
     fn around(&self, map: Map, address: IpAddr) -> Option<&NetworkChain> {
@@ -80,6 +98,12 @@ impl NetworkChains {
         let wanted = lead.map.networks().zip(lead.chain.of_network());
         wanted.is_some_and(|(map, network)| self.0.contains(&NetworkChain::of(map, &network, &lead.chain)))
     }
+}
+
+/// True if the element around the address leads to its chain.
+fn leads_to(session: &Session, networks: Map, lead: &Lead) -> Result<bool, Error> {
+    let held = session.get(networks, &[Value::address(lead.address)])?;
+    Ok(held.and_then(|held| held.shared_chain()).as_ref() == Some(&lead.chain))
 }
 
 /// The way of each address of a plan.
@@ -95,8 +119,7 @@ pub(crate) struct Ways<'a> {
 impl<'a> Ways<'a> {
     /// Decides from what the table has.
     pub(crate) fn decide(session: &Session, leads: &'a [Lead]) -> Result<Self, Error> {
-        let maps: BTreeSet<Map> = leads.iter().filter_map(|lead| lead.map.networks()).collect();
-        Ok(Self::given(NetworkChains::read(session, maps)?, leads))
+        Ok(Self::given(NetworkChains::for_leads(session, leads)?, leads))
     }
 
     fn given(mut known: NetworkChains, leads: &'a [Lead]) -> Self {
@@ -121,6 +144,12 @@ impl<'a> Ways<'a> {
     /// The elements of addresses that have their own.
     pub(crate) fn own_items(&self) -> impl Iterator<Item = Item> {
         self.own.iter().map(|lead| lead.own_item())
+    }
+
+    /// The keys of elements that would lead other addresses elsewhere than their networks.
+    pub(crate) fn without_own(&self) -> impl Iterator<Item = (Map, Vec<Value>)> {
+        let others = self.leads.iter().filter(|lead| !self.own.contains(lead));
+        others.map(|lead| (lead.map, vec![Value::address(lead.address)]))
     }
 
     /// Adds the chains and the elements of networks that are missing.
@@ -150,11 +179,13 @@ impl<'a> Ways<'a> {
     /// garbage collection removes a network's element if it finds none of its containers, and ignores containers that
     /// are added after it.
     pub(crate) fn hold(&self, session: &Session) -> Result<bool, Error> {
-        let by_network = |lead: &&Lead| !self.own.contains(lead);
-        let maps: BTreeSet<Map> =
-            self.leads.iter().filter(by_network).filter_map(|lead| lead.map.networks()).collect();
-        let known = NetworkChains::read(session, maps)?;
-        Ok(self.leads.iter().filter(by_network).all(|lead| known.lead(lead)))
+        for lead in self.leads.iter().filter(|lead| !self.own.contains(lead)) {
+            let Some(map) = lead.map.networks() else { continue };
+            if !leads_to(session, map, lead)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -197,59 +228,64 @@ fn of_addresses() -> impl Iterator<Item = Map> {
     Map::all().filter(|map| map.networks().is_some())
 }
 
-/// Builds the step from the schemas 1 and 2, in which each address had an element of its own and the sets and networks
-/// were missing.
+/// Builds the step from the schemas 1 and 2, in which each address had an element of its own, in maps that have other
+/// names now: an ADD of an earlier version that has read the table before this step fails after it.
 pub(crate) fn upgrade(session: &Session, batch: &mut Transaction) -> Result<(), Error> {
     for map in of_addresses() {
-        let Some(set) = map.addresses() else { continue };
-        let lead = |held: OwnedElement| {
+        let (Some(set), Some(former)) = (map.addresses(), map.former_name()) else { continue };
+        let read = session.socket.elements(&session.table, former);
+        let former_elements = match read {
+            Err(e) if e.is_not_found() => continue,
+            read => {
+                read.map_err(|e| Error::kernel(format!("list map {former} of table {}", schema::TABLE), e))?
+            }
+        };
+        let lead = |info| {
+            let held = OwnedElement::new(map, info);
             Some((Lead { map, address: held.address()?, chain: held.shared_chain()? }, held))
         };
         let (leads, held): (Vec<Lead>, Vec<OwnedElement>) =
-            session.dump([map], |_| true)?.into_iter().filter_map(lead).unzip();
+            former_elements.into_iter().filter_map(lead).unzip();
         let ways = Ways::given(NetworkChains::default(), &leads);
         ways.add_networks(batch);
         for held in &held {
             batch.add_element(held.owned_by_the_same(Element::new(element_id(set, &held.key, None))));
-            // An address's own element jumped to its chain, and now the way ends there.
-            batch.delete_element(held.id());
         }
         let own: BTreeSet<IpAddr> = ways.own.iter().map(|lead| lead.address).collect();
         for (lead, held) in leads.iter().zip(&held).filter(|(lead, _)| own.contains(&lead.address)) {
             let element = Element::new(held.id()).verdict(Verdict::Goto(lead.chain.name()));
             batch.add_element(held.owned_by_the_same(element));
         }
+        batch.delete_set(&session.table, former);
     }
     Ok(())
-}
-
-/// True if a container leads to the network's chain.
-fn has_container(session: &Session, network: &NetworkChain, all: &AllChains) -> Result<bool, Error> {
-    let Some(map) = of_addresses().find(|map| map.networks() == Some(network.map)) else { return Ok(false) };
-    let leads_there = |held: &OwnedElement| {
-        held.address()
-            .is_some_and(|address| network.contains(address) && !all.own.contains_key(&(map, address)))
-    };
-    Ok(!session.dump(map.addresses(), leads_there)?.is_empty())
 }
 
 /// Builds the removal of shared chains to which no address leads, and of the sets that only these use.
 pub(crate) fn remove_unused(session: &Session) -> Result<Transaction, Error> {
     let all = AllChains::read(session)?;
-    let mut batch = Transaction::new();
-    let mut used = BTreeSet::new();
+    let mut by_network = BTreeSet::new();
+    for map in of_addresses() {
+        let held = session.dump(map.addresses(), |_| true)?;
+        let keys = held.iter().filter_map(|held| Some((map, held.address()?)));
+        by_network.extend(keys.filter(|key| !all.own.contains_key(key)));
+    }
+    let leads = |network: &&NetworkChain| {
+        let map = of_addresses().find(|map| map.networks() == Some(network.map));
+        map.is_some_and(|map| by_network.range((map, network.first)..=(map, network.last)).next().is_some())
+    };
+    let mut used: BTreeSet<&SharedChain> = all.own.values().flatten().collect();
+    used.extend(all.networks.0.iter().filter(leads).filter_map(|network| network.chain.as_ref()));
+    let (mut batch, mut kept) = (Transaction::new(), BTreeSet::new());
     for found in session.chains()? {
         let Some(chain) = SharedChain::from_name(&found.name) else { continue };
         let of_chain: Vec<_> =
             all.networks.0.iter().filter(|network| network.chain.as_ref() == Some(&chain)).collect();
-        // The kernel counts the chain's rules, and the elements that lead to it.
-        let least = chain.rules(Layout::PLAIN).len() + of_chain.len();
-        let mut is_used = usize::try_from(found.uses).is_ok_and(|uses| uses > least);
-        for network in &of_chain {
-            is_used = is_used || has_container(session, network, &all)?;
-        }
-        if is_used {
-            used.insert(chain);
+        // The kernel counts the chain's rules and the elements that lead to it. There are more if somebody has added a rule
+        // or an element by hand.
+        let known = chain.rules(Layout::PLAIN).len() + of_chain.len();
+        if used.contains(&chain) || usize::try_from(found.uses).is_ok_and(|uses| uses > known) {
+            kept.insert(chain);
             continue;
         }
         for network in of_chain {
@@ -257,7 +293,7 @@ pub(crate) fn remove_unused(session: &Session) -> Result<Transaction, Error> {
         }
         batch.flush_chain(&session.table, &found.name).delete_chain(&session.table, &found.name);
     }
-    exempt::delete_unused(session, &mut batch, &used)?;
+    exempt::delete_unused(session, &mut batch, &kept)?;
     Ok(batch)
 }
 

@@ -20,6 +20,7 @@ use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, State, describe, element_id};
 use super::{addresses, exempt};
 use crate::difference::Difference;
+use crate::owned_table::unchanged;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, Before, ContainerNetns, Error, Owner};
 
@@ -105,27 +106,8 @@ impl Job {
     }
 
     fn fast(&self, session: &Session) -> Result<FastPath, Error> {
-        // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
-        // would make another one.
-        let mut base = match session.state()? {
-            State::Ready => Transaction::new(),
-            State::Missing => addresses::bootstrap()?,
-            State::Damaged(_) => return Ok(FastPath::NotUsual),
-        };
-        let ways = Ways::decide(session, &self.plan.leads)?;
+        let Some(ways) = self.lay_ground(session)? else { return Ok(FastPath::NotUsual) };
         let items = self.items(&ways);
-        let ranges = items.iter().any(is_run);
-        if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
-            return Ok(FastPath::NotUsual);
-        }
-        self.add_shared_chains(session, &mut base, &ways)?;
-        if !base.is_empty() {
-            match session.socket.commit(&base, None) {
-                Ok(()) => {}
-                Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(FastPath::NotUsual),
-                Err(e) => return Err(Error::kernel(&self.operation, e)),
-            }
-        }
         let mut batch = Transaction::new();
         for (family, rules) in &self.own_rules {
             let name = schema::own_chain(&self.hash, *family);
@@ -149,6 +131,43 @@ impl Job {
             return Ok(FastPath::NotUsual);
         }
         Ok(FastPath::Done)
+    }
+
+    /// Makes the table and the shared chains if they are missing. None if this is not the usual case.
+    ///
+    /// Of many ADDs that begin on an empty node, one makes them, and the others find them at their second attempt.
+    fn lay_ground(&self, session: &Session) -> Result<Option<Ways<'_>>, Error> {
+        if self.plan.items.iter().any(is_run) {
+            return Ok(None);
+        }
+        for _ in 0..2 {
+            // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
+            // would make another one.
+            let mut base = match session.state()? {
+                State::Ready => Transaction::new(),
+                State::Missing => addresses::bootstrap()?,
+                State::Damaged(_) => return Ok(None),
+            };
+            if session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
+                return Ok(None);
+            }
+            let ways = Ways::decide(session, &self.plan.leads)?;
+            for (map, key) in ways.without_own() {
+                if session.get(map, &key)?.is_some() {
+                    return Ok(None);
+                }
+            }
+            self.add_shared_chains(session, &mut base, &ways)?;
+            if base.is_empty() {
+                return Ok(Some(ways));
+            }
+            match session.socket.commit(&base, None) {
+                Ok(()) => return Ok(Some(ways)),
+                Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => {}
+                Err(e) => return Err(Error::kernel(&self.operation, e)),
+            }
+        }
+        Ok(None)
     }
 
     /// Removes what the failed batch may have made: the attachment had nothing of this kind before. Returns
@@ -231,9 +250,13 @@ impl Job {
     /// Reads the attachment's elements and those in their way, and commits the difference under the same
     /// generation.
     fn careful(&self, session: &Session) -> Result<Made, Error> {
-        session.transact(&self.operation, |_| Ok((Self::base(session)?, ())))?;
+        // A repair may add the same networks, from an earlier schema, so it is alone.
+        session.transact(&self.operation, |_| match session.state()? {
+            State::Damaged(repair) => Ok((repair, ())),
+            _ => unchanged(()),
+        })?;
         session.transact(&self.operation, |_| {
-            let mut batch = Transaction::new();
+            let mut batch = Self::base(session)?;
             self.add_shared_chains(session, &mut batch, &Ways::decide(session, &self.plan.leads)?)?;
             Ok((batch, ()))
         })?;
@@ -253,7 +276,7 @@ impl Job {
             None => Vec::new(),
         };
         let own: Vec<OwnedElement> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
-        let others = self.others(session, &all_items)?;
+        let others = self.others(session, &all_items, &ways)?;
         let (removal, gone) = super::withdraw::removal(session, &others.dead)?;
         batch.append(removal);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
@@ -310,9 +333,13 @@ impl Job {
     }
 
     /// Reads what other attachments have of the things that the plan needs.
-    fn others(&self, session: &Session, items: &[Item]) -> Result<OtherOwners, Error> {
+    fn others(&self, session: &Session, items: &[Item], ways: &Ways<'_>) -> Result<OtherOwners, Error> {
         let mut others = OtherOwners::default();
-        for held in self.holders(session, items)? {
+        let mut holders = self.holders(session, items)?;
+        for (map, key) in ways.without_own() {
+            holders.extend(session.get(map, &key)?.filter(|held| !held.is_of(self.hash)));
+        }
+        for held in holders {
             let Some(owner) = &held.owner else {
                 return Err(Error::ConflictUnowned {
                     what: held.describe(),

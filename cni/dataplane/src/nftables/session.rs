@@ -58,7 +58,7 @@ pub(crate) struct OwnedElement {
 }
 
 impl OwnedElement {
-    fn new(map: Map, info: ElementInfo) -> Self {
+    pub(crate) fn new(map: Map, info: ElementInfo) -> Self {
         let owner = info.comment.as_deref().and_then(Owner::from_comment);
         let record = info.tlv(TLV_KIND).and_then(Record::decode);
         Self {
@@ -221,7 +221,8 @@ impl Session {
         Ok(batch)
     }
 
-    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps the meaning of all elements.
+    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps
+    /// what attachments have.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
         // The kernel changes neither hook nor priority of an existing chain.
@@ -284,6 +285,15 @@ impl Session {
             }
         }
         Ok(all)
+    }
+
+    /// Lists the intervals of a map whose key is a single value; none if the map is missing.
+    pub(crate) fn ranges(&self, map: Map) -> Result<Vec<(Value, Value)>, Error> {
+        match self.socket.ranges(&self.table, map.name()) {
+            Err(e) if e.is_not_found() => Ok(Vec::new()),
+            read => read
+                .map_err(|e| Error::kernel(format!("list map {} of table {}", map.name(), schema::TABLE), e)),
+        }
     }
 
     /// True if the owner is provably dead.

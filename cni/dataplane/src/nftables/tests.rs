@@ -128,8 +128,8 @@ fn single_ports_of_both_families() {
         hostports6: sctp . 7 : fd00::2 . 7
         published4: 10.88.0.2 : in the set
         published6: fd00::2 : in the set
-        hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-13
-        hairpin6: fd00::2 : hairpin-fd00__/64-13
+        hairpin-own4: 10.88.0.2 : hairpin-10.88.0.0/16-13
+        hairpin-own6: fd00::2 : hairpin-fd00__/64-13
     "]]
     .assert_eq(&show(&plan.unwrap()));
 }
@@ -143,7 +143,7 @@ fn runs_become_intervals_when_they_keep_the_port() {
         hostports4: tcp . 5002 : 10.88.0.2 . 6002
         ranges4: tcp . 9000 to tcp . 9999 : 10.88.0.2
         published4: 10.88.0.2 : in the set
-        hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-13
+        hairpin-own4: 10.88.0.2 : hairpin-10.88.0.0/16-13
     "]]
     .assert_eq(&show(&plan));
 }
@@ -152,9 +152,9 @@ fn runs_become_intervals_when_they_keep_the_port() {
 fn snat_never_and_always() {
     let never = plan::ports(&PortRequest { snat: Snat::Never, ..request(vec![any4(1, 1, 1)]) }).unwrap();
     // No container is masqueraded, but the mark's bit is cleared.
-    assert!(show(&never).ends_with("hairpin4: 10.88.0.2 : hairpin-none4-13\n"));
+    assert!(show(&never).ends_with("hairpin-own4: 10.88.0.2 : hairpin-none4-13\n"));
     let always = plan::ports(&PortRequest { snat: Snat::Always, ..request(vec![any4(1, 1, 1)]) }).unwrap();
-    assert!(show(&always).ends_with("hairpin4: 10.88.0.2 : hairpin-all4-13\n"));
+    assert!(show(&always).ends_with("hairpin-own4: 10.88.0.2 : hairpin-all4-13\n"));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn conditions_give_a_container_its_own_chain() {
         hostports4: tcp . 8080 : 10.88.0.2 . 80
         conditions4: tcp . 8080 to tcp . 8080 : container-HASH-4
         published4: 10.88.0.2 : in the set
-        hairpin4: 10.88.0.2 : hairpin-10.88.0.0/16-5
+        hairpin-own4: 10.88.0.2 : hairpin-10.88.0.0/16-5
     "]]
     .assert_eq(&text);
     let parsed = conditions::parse(&request.nftables.conditions.v4, AddressFamily::V4).unwrap();
@@ -222,8 +222,8 @@ fn masqueraded_addresses() {
     expect![[r"
         masqueraded4: 10.88.0.2 : in the set
         masqueraded6: fd00::2 : in the set
-        masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16
-        masquerade6: fd00::2 : masquerade-fd00__/64
+        masquerade-own4: 10.88.0.2 : masquerade-10.88.0.0/16
+        masquerade-own6: fd00::2 : masquerade-fd00__/64
     "]]
     .assert_eq(&show(&plan));
 }
@@ -240,8 +240,8 @@ fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
     expect![[r"
         masqueraded4: 10.88.0.2 : in the set
         masqueraded6: fd00::2 : in the set
-        masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16-e845710bd85ce501
-        masquerade6: fd00::2 : masquerade-fd00__/64
+        masquerade-own4: 10.88.0.2 : masquerade-10.88.0.0/16-e845710bd85ce501
+        masquerade-own6: fd00::2 : masquerade-fd00__/64
     "]]
     .assert_eq(&show(&plan));
     // Another order, or a network that is in another one, is the same list.

@@ -10,11 +10,11 @@
 //! map  conditions4      { inet_proto . inet_service             : verdict }    own chains
 //! map  hostip-conditions4 { ipv4_addr . inet_proto . inet_service : verdict }
 //! set  published4       { ipv4_addr }             containers with published ports
-//! map  hairpin4         { ipv4_addr : verdict }   container → which sources to masquerade on the way to it
-//! map  hairpin-networks4 { ipv4_addr : verdict }  the same for the containers of a network that are not in hairpin4
+//! map  hairpin-networks4 { ipv4_addr : verdict }  network → which sources to masquerade on the way to its containers
+//! map  hairpin-own4     { ipv4_addr : verdict }   the same for a container that needs another chain
 //! set  masqueraded4     { ipv4_addr }             containers whose packets are masqueraded
-//! map  masquerade4      { ipv4_addr : verdict }   container → how to masquerade what comes from it
-//! map  masquerade-networks4 { ipv4_addr : verdict } the same for the containers of a network
+//! map  masquerade-networks4 { ipv4_addr : verdict } network → how to masquerade what comes from its containers
+//! map  masquerade-own4  { ipv4_addr : verdict }   the same for a container that needs another chain
 //!      … and the same with 6
 //! map  owners           { attachment's hash . kind : number of elements }
 //! ```
@@ -146,6 +146,17 @@ impl Map {
         }
     }
 
+    /// The name in the schemas 1 and 2, for a map with the chains of single addresses.
+    pub(crate) fn former_name(self) -> Option<&'static str> {
+        match self {
+            Self::Hairpin(AddressFamily::V4) => Some("hairpin4"),
+            Self::Hairpin(AddressFamily::V6) => Some("hairpin6"),
+            Self::Masquerade(AddressFamily::V4) => Some("masquerade4"),
+            Self::Masquerade(AddressFamily::V6) => Some("masquerade6"),
+            _ => None,
+        }
+    }
+
     /// False if an element only says more about an address that is in a set, and an owner's entry does not count it.
     pub(crate) fn is_counted(self) -> bool {
         self.addresses().is_none()
@@ -241,13 +252,13 @@ impl Map {
             Self::HostIpConditions(V4) => "hostip-conditions4",
             Self::HostIpConditions(V6) => "hostip-conditions6",
             Self::Published(family) => published_chain(family),
-            Self::Hairpin(V4) => "hairpin4",
-            Self::Hairpin(V6) => "hairpin6",
+            Self::Hairpin(V4) => "hairpin-own4",
+            Self::Hairpin(V6) => "hairpin-own6",
             Self::HairpinNetworks(V4) => "hairpin-networks4",
             Self::HairpinNetworks(V6) => "hairpin-networks6",
             Self::Masqueraded(family) => masqueraded_chain(family),
-            Self::Masquerade(V4) => "masquerade4",
-            Self::Masquerade(V6) => "masquerade6",
+            Self::Masquerade(V4) => "masquerade-own4",
+            Self::Masquerade(V6) => "masquerade-own6",
             Self::MasqueradeNetworks(V4) => "masquerade-networks4",
             Self::MasqueradeNetworks(V6) => "masquerade-networks6",
             Self::Owners => "owners",

@@ -47,8 +47,8 @@ pub(crate) enum SharedChain {
     },
 }
 
-/// Least bits of a host's part of an address, for networks that have an element in the maps of networks. The kernel
-/// copies such a map with each change, so it should not grow with the containers.
+/// Least bits of a host's part of an address, for networks that have an element in the maps of networks. These should not
+/// grow with the containers.
 const LEAST_HOST_BITS: u8 = 3;
 
 /// Most bytes of a chain's name (`NFT_CHAIN_MAXNAMELEN` in `linux/netfilter/nf_tables.h`, without the NUL).
