@@ -10,6 +10,7 @@ use crate::plugin::Output;
 use crate::random::Random;
 use crate::sample::{sample_by, stride};
 use crate::snapshot::Snapshot;
+use crate::tally::tally;
 
 fn nasty_values() -> Vec<Value> {
     let mut deep = json!(1);
@@ -251,6 +252,7 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
     let tried = sample_by(all, stride().div_ceil(2));
     let last = tried.len() - 1;
     for (at, (number, Input { verb, bytes, spoilt })) in tried.into_iter().enumerate() {
+        tally("mutated inputs", 1);
         let output = run.call(verb, &bytes, spoilt);
         let success = run.judge(&output);
         let counter = if success { &mut succeeded } else { &mut refused };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
 use crate::sample::sample;
+use crate::tally::tally;
 
 /// A system call during a plugin's run: the `nth` one with that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,10 +153,11 @@ enum Begin {
 /// Runs the call and disturbs it at that point. With several threads, or if the state differs from that of the traced
 /// run, the call may not reach the point.
 pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance) -> Output {
-    let what = match how {
-        Disturbance::Kill => "signal=KILL".to_owned(),
-        Disturbance::Error(errno) => format!("error={errno}"),
+    let (what, counted) = match how {
+        Disturbance::Kill => ("signal=KILL".to_owned(), "kills"),
+        Disturbance::Error(errno) => (format!("error={errno}"), "failing calls"),
     };
+    tally(counted, 1);
     let inject = format!("inject={}:{what}:when={}", point.syscall, point.nth);
     let options: &[&str] = if how == Disturbance::Kill { &[] } else { &OWN_THREADS };
     let strace = [&["strace", "-f", "-qq", "-o", TRACE, "-e", &inject], options].concat();

@@ -21,6 +21,7 @@ mod serve;
 pub mod setup;
 pub mod task;
 mod test;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,8 @@ enum Task {
     Ebpf(ebpf::Args),
     /// Run everything that must pass: format, lints, build, unit tests, network tests, documentation
     Test(test::Args),
+    /// Disturb Slipway in every way that its reliability is about, and print what that found
+    Torture(torture::Args),
     /// Show two pods and a published port, with a real request for each claim; nftables, then eBPF
     Demo(demo::Args),
     /// Run the test suites on other kernels, in virtual machines
@@ -79,6 +82,7 @@ impl Tasks for Task {
             Self::Build(args) => build::run(&args),
             Self::Ebpf(args) => ebpf::run(&args),
             Self::Test(args) => test::run(&args),
+            Self::Torture(args) => torture::run(&args),
             Self::Demo(args) => demo::run(&args),
             Self::VmTest(args) => delegate::run(Crate::Vm, "vm-test", &args),
             Self::Fuzz(args) => delegate::run(Crate::Fuzz, "fuzz", &args),

@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) filter: Option<String>,
     /// Runs each test as many times.
     pub(crate) repeat: usize,
+    /// Gives each test a file for what it has tried and for its skip.
+    pub(crate) tallies: bool,
 }
 
 /// The tests of some programs.
@@ -89,11 +91,13 @@ struct Job {
 
 /// The end of one run.
 #[derive(Debug)]
-struct Verdict {
-    title: String,
-    took: Duration,
+pub(crate) struct Verdict {
+    pub(crate) title: String,
+    pub(crate) took: Duration,
     /// The reason and all output, of a test that failed.
-    failure: Option<String>,
+    pub(crate) failure: Option<String>,
+    /// The content of the file for what the test has tried.
+    pub(crate) tally: String,
 }
 
 /// The sum of a run.
@@ -170,17 +174,30 @@ impl Pool {
     /// # Errors
     /// A program that cannot be started, or files that cannot be written. A failed test is not an error here.
     pub(crate) fn run(&self, which: Which, log: &Log) -> Result<Summary> {
-        let output = workspace::scratch("test")?.join(format!("output-{which:?}").to_lowercase());
-        fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
-        let workers = match which {
-            Which::Pooled => PER_PROCESSOR * thread::available_parallelism().map_or(1, usize::from),
-            Which::Heavy => HEAVY,
-            Which::Alone => 1,
-        };
         let jobs = longest_first(self.jobs(which).to_vec(), &self.known());
-        let verdicts = self.work(jobs, workers, &output, log)?;
+        let verdicts = self.work(which, jobs, None, log)?;
         self.keep_durations(&verdicts)?;
         Ok(summary(verdicts))
+    }
+
+    /// The titles of the tests of one kind.
+    pub(crate) fn titles(&self, which: Which) -> impl Iterator<Item = &str> {
+        self.jobs(which).iter().map(|job| job.title.as_str())
+    }
+
+    /// Runs tests of one kind in the order of these titles, and begins none after `until`.
+    ///
+    /// # Errors
+    /// As those of [`Pool::run`].
+    pub(crate) fn run_until(
+        &self,
+        which: Which,
+        titles: &[String],
+        until: Instant,
+        log: &Log,
+    ) -> Result<Vec<Verdict>> {
+        let named = |title: &String| self.jobs(which).iter().find(|job| job.title == *title).cloned();
+        self.work(which, titles.iter().filter_map(named).collect(), Some(until), log)
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
@@ -198,11 +215,23 @@ impl Pool {
         fs::write(file, text).map_err(|e| Error::file("write", file, e))
     }
 
-    fn work(&self, jobs: Vec<Job>, workers: usize, output: &Path, log: &Log) -> Result<Vec<Verdict>> {
+    /// Runs the jobs in their order, and begins none after `until`.
+    fn work(&self, which: Which, jobs: Vec<Job>, until: Option<Instant>, log: &Log) -> Result<Vec<Verdict>> {
+        let output = workspace::scratch("test")?.join(format!("output-{which:?}").to_lowercase());
+        fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
+        let workers = match which {
+            Which::Pooled => PER_PROCESSOR * thread::available_parallelism().map_or(1, usize::from),
+            Which::Heavy => HEAVY,
+            Which::Alone => 1,
+        };
         let queue = Mutex::new(VecDeque::from(jobs));
         let (verdicts, trouble) = (Mutex::new(Vec::new()), Mutex::new(None));
         let number = AtomicUsize::new(0);
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let is_over = || until.is_some_and(|until| Instant::now() >= until);
+        let next = || match is_over() {
+            true => None,
+            false => queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front(),
+        };
         thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
@@ -241,6 +270,11 @@ impl Pool {
             .envs(self.settings.env.iter().cloned());
         command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
         command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
+        let tally = path.with_extension("tally");
+        if self.settings.tallies {
+            let _ = fs::remove_file(&tally);
+            command.env("SLIPWAY_TALLY", &tally).env("SLIPWAY_SKIPS", &tally);
+        }
         let begun = Instant::now();
         let mut child = command.spawn().map_err(|e| Error::file("start", &program.path, e))?;
         let ending = wait(&mut child, begun)?;
@@ -249,7 +283,10 @@ impl Pool {
         let _ = fs::remove_file(path);
         let printed = String::from_utf8_lossy(&printed);
         let failure = reason(&ending, &printed).map(|reason| format!("{reason}\n{printed}"));
-        Ok(Verdict { title: job.title.clone(), took: begun.elapsed(), failure })
+        let took = begun.elapsed();
+        // A test that counts nothing and is not skipped writes no file.
+        let tally = if self.settings.tallies { fs::read_to_string(&tally) } else { Ok(String::new()) };
+        Ok(Verdict { title: job.title.clone(), took, failure, tally: tally.unwrap_or_default() })
     }
 }
 
@@ -334,7 +371,7 @@ fn summary(verdicts: Vec<Verdict>) -> Summary {
     let mut all = Summary::default();
     let mut slowest: BTreeMap<String, Duration> = BTreeMap::new();
     let mut programs: BTreeMap<String, Duration> = BTreeMap::new();
-    for Verdict { title, took, failure } in verdicts {
+    for Verdict { title, took, failure, .. } in verdicts {
         let program = title.split("::").next().unwrap_or_default();
         *programs.entry(program.to_owned()).or_default() += took;
         let longest = slowest.entry(title.clone()).or_default();
@@ -406,6 +443,7 @@ mod tests {
             title: title.to_owned(),
             took: Duration::from_millis(ms),
             failure: failure.map(str::to_owned),
+            tally: String::new(),
         };
         let sum =
             summary(vec![verdict("a", 1, None), verdict("b", 9, Some("x")), verdict("b", 3, Some("x"))]);

@@ -39,11 +39,12 @@ use xtask_downloads::shells;
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
-const NETWORK_TESTS_FOLDER: &str = "tests";
+pub(crate) const NETWORK_TESTS_FOLDER: &str = "tests";
 
 /// The binaries that the tests call. Those of the tasks are built with the rest of the workspace, because a build of
 /// their own would have other features of the dependencies.
-const BINARIES: [&str; 6] = ["slipway", "slipwayd", "xtask-bench", "xtask-dist", "xtask-docs", "xtask-vm"];
+pub(crate) const BINARIES: [&str; 6] =
+    ["slipway", "slipwayd", "xtask-bench", "xtask-dist", "xtask-docs", "xtask-vm"];
 
 /// The longest time in which a `cargo test` may print nothing. The harness ends each command after a minute, and
 /// libtest reports tests that take longer.
@@ -226,7 +227,7 @@ fn joined<T>(ended: thread::Result<T>) -> T {
 }
 
 /// A seed for a run that was given none.
-fn new_seed() -> u64 {
+pub(crate) fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() % SEEDS
 }
@@ -348,7 +349,8 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         env.push(("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string().into()));
         env.push(("SLIPWAY_SAMPLE_SEED".to_owned(), seed.to_string().into()));
     }
-    let settings = Settings { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
+    let (filter, repeat) = (args.filter.clone(), args.repeat);
+    let settings = Settings { prefix: as_root()?, env, filter, repeat, tallies: false };
     programs.retain(|program| program.is_of(NETWORK_TESTS_FOLDER));
     let pool = Pool::new(programs, settings)?;
     Ok(Ready { pool, reference, skips, sampled })
@@ -410,7 +412,7 @@ impl Ready {
 }
 
 /// The reference plugins of these suites; prints a line for those that cannot be had.
-fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
+pub(crate) fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
     let mut found = None;
     stages.run("reference plugins", |_| Ok(found.insert(Reference::find(suites)).summary()))?;
     let found = found.ok_or_else(|| Error::Failed("the reference plugins were not looked for".to_owned()))?;
@@ -502,7 +504,7 @@ pub(crate) fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
 }
 
 /// The words before a program that give it root's rights over namespaces that it makes.
-fn as_root() -> Result<Vec<String>> {
+pub(crate) fn as_root() -> Result<Vec<String>> {
     if Uid::effective().is_root() {
         return Ok(Vec::new());
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use cni_dataplane::ebpf::Follower;
 use slipway_ebpf_abi::Counter;
-use slipway_tests::{Host, PROGRAMS, Pod, Random, Space, has_programs, needs, patience};
+use slipway_tests::{Host, PROGRAMS, Pod, Random, Space, has_programs, needs, patience, tally};
 
 use crate::{Engine, FAR, PORT, Stage, xdp};
 
@@ -541,6 +541,7 @@ fn whatever_the_rules_both_backends_deliver_the_same() {
         }
         panic!("case {cases}: {case:?}\n{}{found}", case.script(&beds[1].collector, beds[1].others));
     }
+    tally("cases of rules", cases);
     let carried = beds[1].stage.count(Counter::Carried);
     println!("{cases} cases, {carried} packets carried");
     assert!(cases > 3, "{cases} cases");
