@@ -168,8 +168,9 @@ struct Run<'a> {
 impl Run<'_> {
     fn state(&self) -> Snapshot {
         let derived = ["last_reserved_ip", "networks/.slipway/", "folder ", "/lock"];
-        // The bridge, its addresses and its subnets' chains belong to all containers, so they remain.
-        let shared = [" br0 ", "\"br0\"", "nft chain", "nft rule"];
+        // The bridge, its addresses and its subnets' chains belong to all containers, so they remain. If a mutation removes
+        // the name or the whole delegate of flannel, the bridge has the plugin's default name.
+        let shared = [" br0 ", "\"br0\"", " cni0 ", "\"cni0\"", "nft chain", "nft rule"];
         let derived: Vec<&str> = derived.into_iter().chain(shared).collect();
         Snapshot::take(self.node, &[self.pod]).without(&derived)
     }
