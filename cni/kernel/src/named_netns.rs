@@ -39,16 +39,17 @@ pub fn create(name: &str) -> Result<PathBuf, NamedNetnsError> {
     File::create_new(&path).map_err(|error| failed("create network namespace", error))?;
     // unshare(2) moves only the calling thread, which then ends. The mount keeps the namespace.
     let made = std::thread::scope(|scope| {
-        let made = scope.spawn(|| -> Result<(), Errno> {
+        let make = || -> Result<(), Errno> {
             unshare(CloneFlags::CLONE_NEWNET)?;
             let own = Path::new("/proc/thread-self/ns/net");
             mount(Some(own), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        });
-        made.join().unwrap_or(Err(Errno::ECANCELED))
+        };
+        let thread = std::thread::Builder::new().spawn_scoped(scope, make)?;
+        thread.join().unwrap_or(Err(Errno::ECANCELED)).map_err(io::Error::from)
     });
-    if let Err(errno) = made {
+    if let Err(error) = made {
         drop(fs::remove_file(&path));
-        return Err(failed("mount network namespace", errno.into()));
+        return Err(failed("mount network namespace", error));
     }
     Ok(path)
 }

@@ -15,7 +15,7 @@ pub(crate) fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> io::R
         return run();
     }
     std::thread::scope(|scope| {
-        let ended = scope.spawn(run).join();
+        let ended = std::thread::Builder::new().spawn_scoped(scope, run)?.join();
         ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

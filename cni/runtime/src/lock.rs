@@ -188,11 +188,14 @@ impl Locks {
         let (sender, receiver) = mpsc::channel();
         let (dir, name) = (self.dir.path().to_owned(), name.to_owned());
         // After the end of the wait, dropping what the thread sends releases the lock.
-        std::thread::spawn(move || {
+        let path = dir.join(&name);
+        let wait = move || {
             let opened = DurableDir::open(&dir).map_err(LockError::from);
             let done = opened.and_then(|dir| Self { dir }.try_lock(&name, mode, patience));
             drop(sender.send(done));
-        });
+        };
+        let waiting = std::thread::Builder::new().spawn(wait);
+        waiting.map_err(|source| LockError::Lock { path, source })?;
         loop {
             match receiver.recv_timeout(STEP) {
                 Ok(done) => return Ok(done?),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use cni_kernel::process::kill_with_parent;
@@ -363,21 +364,36 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
     let child = Mutex::new(child);
     let child = || child.lock().unwrap_or_else(PoisonError::into_inner);
     let (ended, ending) = mpsc::channel::<()>();
-    let (stdout, stderr, written, killed) = std::thread::scope(|scope| {
-        let killer = scope.spawn(move || {
+    let talked = std::thread::scope(|scope| {
+        let kill_if_late = move || {
             let late = ending.recv_timeout(RUN_LIMIT) == Err(RecvTimeoutError::Timeout);
             // An error means that it has just ended.
             late && child().kill().is_ok()
-        });
-        let writer = scope.spawn(|| stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes())));
-        let errors = scope.spawn(|| read_all(stderr));
+        };
+        let write = || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
+        let start = || {
+            let killer = Builder::new().spawn_scoped(scope, kill_if_late)?;
+            let writer = Builder::new().spawn_scoped(scope, write)?;
+            Ok((killer, writer, Builder::new().spawn_scoped(scope, || read_all(stderr))?))
+        };
+        let (killer, writer, errors) = match start() {
+            Ok(threads) => threads,
+            Err(error) => {
+                // The node has no process left to give. The threads that have started end with the program.
+                let _ended = child().kill();
+                drop(ended);
+                return Err(error);
+            }
+        };
         let stdout = read_all(stdout);
         let stderr = errors.join().unwrap_or_default();
         drop(ended);
         let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
-        (stdout, stderr, written, killer.join().unwrap_or_default())
+        Ok((stdout, stderr, written, killer.join().unwrap_or_default()))
     });
+    // Also after a failure, because a program for which nobody waits stays a zombie.
     let status = child().wait().map_err(|e| failed("wait for", e))?;
+    let (stdout, stderr, written, killed) = talked.map_err(|e| failed("start a thread for", e))?;
     if killed {
         return Err(Error::IptablesHangs { program: shown.to_string(), seconds: RUN_LIMIT.as_secs() });
     }

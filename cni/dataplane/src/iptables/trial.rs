@@ -39,10 +39,12 @@ pub(super) fn try_out(variant: Variant, table: TableName) -> Result<(), Error> {
             own.map_or(Ok(()), |()| tools.try_rules(&rules(family, table)))
         })
     };
-    match std::thread::scope(|scope| scope.spawn(work).join()) {
-        Ok(tried) => tried,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, work);
+        let thread =
+            thread.map_err(|error| Error::kernel("start a thread to try iptables".to_owned(), error))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// The input of iptables-restore with a rule of each kind that containers get.

@@ -15,11 +15,13 @@ pub(crate) fn in_new_namespace(
 ) -> Result<(), CniError> {
     let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
     let tried = std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
+        let probe = || {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| format!("make a network namespace: {errno}"))?;
             RouteSocket::open().and_then(|route| attempt(&route)).map_err(|error| error.to_string())
-        });
+        };
+        let thread = std::thread::Builder::new().spawn_scoped(scope, probe);
+        let thread = thread.map_err(|error| format!("start a thread for a network namespace: {error}"))?;
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     tried.map_err(unavailable)

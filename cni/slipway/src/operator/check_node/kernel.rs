@@ -33,7 +33,13 @@ pub(super) fn findings() -> Vec<Finding> {
         let (release, machine) = (name.release().to_string_lossy(), name.machine().to_string_lossy());
         found.push(Finding::new("kernel", State::Note, format!("Linux {release} {machine}")));
     }
-    let tried = std::thread::scope(|scope| scope.spawn(in_own_namespace).join());
+    let tried = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, in_own_namespace);
+        thread.map_or_else(
+            |error| Ok(Err(Errno::from_raw(error.raw_os_error().unwrap_or_default()))),
+            std::thread::ScopedJoinHandle::join,
+        )
+    });
     match tried {
         Ok(Ok(more)) => found.extend(more),
         Ok(Err(errno)) => found.push(

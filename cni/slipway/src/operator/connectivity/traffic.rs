@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use cni_dataplane::Protocol;
@@ -56,11 +56,12 @@ impl Server {
         udp.set_read_timeout(Some(LOOK))?;
         let (end, got) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let (end_tcp, end_udp, got_udp) = (Arc::clone(&end), Arc::clone(&end), Arc::clone(&got));
-        let threads = vec![
-            std::thread::spawn(move || serve_tcp(&tcp, name, &end_tcp)),
-            std::thread::spawn(move || serve_udp(&udp, name, &end_udp, &got_udp)),
-        ];
-        Ok(Self { end, got, threads })
+        // Dropping it ends the thread that has started, if the other one cannot be.
+        let mut server = Self { end, got, threads: Vec::new() };
+        let threads = &mut server.threads;
+        threads.push(Builder::new().spawn(move || serve_tcp(&tcp, name, &end_tcp))?);
+        threads.push(Builder::new().spawn(move || serve_udp(&udp, name, &end_udp, &got_udp))?);
+        Ok(server)
     }
 
     /// True if a request with this text came over UDP.
