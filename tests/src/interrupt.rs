@@ -143,10 +143,18 @@ pub fn all_kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &[], Begin::AtOnce)
 }
 
+/// Does the same as [`error_points`] for a command that reads no configuration, from the moment when its libraries are
+/// loaded.
+pub fn all_error_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
+    traced(node, call, &OWN_THREADS, Begin::WithMain)
+}
+
 /// The moment from which system calls are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
     AtOnce,
+    /// The standard library ignores SIGPIPE before it calls `main`.
+    WithMain,
     WithTheConfiguration,
 }
 
@@ -213,7 +221,10 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
             continue; // A signal, an exit, or the second half of an interrupted call.
         }
         let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
-        started |= name == "read" && arguments.starts_with("0,");
+        started |= match begin {
+            Begin::WithMain => name == "rt_sigaction" && arguments.starts_with("SIGPIPE,"),
+            _ => name == "read" && arguments.starts_with("0,"),
+        };
         if !started || hears_of_start(name, arguments) {
             continue;
         }

@@ -54,6 +54,7 @@ mod configurations;
 mod container;
 mod counters;
 mod daemon;
+mod errors;
 mod ethtool;
 mod family;
 mod feature;
@@ -97,6 +98,7 @@ pub use container::{
 };
 pub use counters::dropped_by_processors;
 pub use daemon::Daemon;
+pub use errors::failures;
 pub use family::{IPV6, has_ipv6, usable};
 pub use feature::{
     ESP, FLOWTABLE, IPTABLES, IPVS, NFT_RANGES, UDP_GRO, VirtualServers, WIREGUARD, has_esp, has_flowtable,
@@ -104,8 +106,8 @@ pub use feature::{
 };
 pub use golden::{golden, golden_result, normalise};
 pub use interrupt::{
-    Disturbance, Point, all_kill_points, assert_killed, disturbed, error_points, every_call, kill_points,
-    killed, points_to_try, slowed,
+    Disturbance, Point, all_error_points, all_kill_points, assert_killed, disturbed, error_points,
+    every_call, kill_points, killed, points_to_try, slowed,
 };
 pub use kube::{
     API_SERVER, ApiServer, KUBE_TOKEN, api_server_programs, has_api_server, kube_programs, wait_until_ready,
@@ -115,7 +117,7 @@ pub use pace::{comes, is_slow, patience, until, within};
 pub use plugin::{CniFailure, Output, PluginCall, Running};
 pub use random::Random;
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
-pub use sample::{one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
+pub use sample::{one_in, one_of_each_pair_if_slow, sample, sample_of_unknown, stride};
 pub use sctp::{SCTP, SctpProbe, expect_sctp, has_sctp};
 pub use seen_ports::without_seen_ports;
 pub use skip::{record_skip, test_name};

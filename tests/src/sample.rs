@@ -34,9 +34,19 @@ pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     sample_by(all, configured())
 }
 
+/// The seed of the sample.
+pub(crate) fn seed() -> usize {
+    number("SLIPWAY_SAMPLE_SEED", 0)
+}
+
+/// One in `step` cases. The seed of the sample, and `salt`, which differs from test to test, determine the first one.
+pub fn one_in<T>(cases: impl IntoIterator<Item = T>, salt: usize, step: usize) -> impl Iterator<Item = T> {
+    cases.into_iter().skip((salt + seed()) % step).step_by(step)
+}
+
 /// Chooses cases as [`sample`] does, if they are counted from 0 and their number is unknown.
 pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
-    let (stride, seed) = (stride(), number("SLIPWAY_SAMPLE_SEED", 0));
+    let (stride, seed) = (stride(), seed());
     (0..).filter(move |at: &usize| *at == 0 || (at + seed).is_multiple_of(stride))
 }
 
@@ -47,7 +57,7 @@ pub fn one_of_each_pair_if_slow<T: Copy>(pairs: &[[T; 2]], salt: usize) -> Vec<T
         return pairs.concat();
     }
     record(&format!("{} of {}", pairs.len(), 2 * pairs.len()));
-    alternate(pairs, salt + number("SLIPWAY_SAMPLE_SEED", 0))
+    alternate(pairs, salt + seed())
 }
 
 fn alternate<T: Copy>(pairs: &[[T; 2]], first: usize) -> Vec<T> {
@@ -58,7 +68,7 @@ fn alternate<T: Copy>(pairs: &[[T; 2]], first: usize) -> Vec<T> {
 pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
     let size = all.len();
-    let tried = choose(all, stride, number("SLIPWAY_SAMPLE_SEED", 0));
+    let tried = choose(all, stride, seed());
     if tried.len() < size {
         record(&format!("{} of {size}", tried.len()));
     }

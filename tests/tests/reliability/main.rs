@@ -4,16 +4,18 @@
 //! killed before each of their system calls, and each of these calls is made to fail.
 //!
 //! A kill is tried right after each call that may have changed something, because other kills leave the same state.
-//! Every third call is made to fail. The plugins of `SPARSE` share most of their steps with bridge, ptp and portmap, so
+//! Every third call is made to fail, with one of its errors. The plugins of `SPARSE` share most of their steps with bridge, ptp and portmap, so
 //! only a third of these points is tried for each of them. `SLIPWAY_EVERY_CALL=1` tries all points. `SLIPWAY_SAMPLE`
 //! then takes a sample of the remaining points.
 
+mod backends;
+mod commands;
 mod stage;
 
 use serde_json::Value;
 use slipway_tests::{
     Attach, Disturbance, Network, Output, PluginCall, Point, Snapshot, assert_killed, disturbed,
-    error_points, every_call, is_peer, kill_points, sample,
+    error_points, every_call, failures, is_peer, kill_points, sample,
 };
 
 use crate::stage::{Cleanup, Stage};
@@ -164,36 +166,10 @@ fn first_add_is_killed(interface: &'static str, at: usize) {
     }
 }
 
-/// System calls that may fail for reasons outside the program, with their errors.
-const FAILING: &[(&str, &str)] = &[
-    ("bind", "EPERM"),
-    ("flock", "ENOLCK"),
-    ("fsync", "EIO"),
-    ("ioctl", "EPERM"),
-    ("linkat", "ENOSPC"),
-    ("mkdirat", "ENOSPC"),
-    ("openat", "EMFILE"),
-    ("pwrite64", "ENOSPC"),
-    ("recvfrom", "ENOBUFS"),
-    ("recvmsg", "ENOBUFS"),
-    ("renameat", "ENOSPC"),
-    ("sendmsg", "EPERM"),
-    ("sendto", "EPERM"),
-    ("setns", "EPERM"),
-    ("setsockopt", "EPERM"),
-    ("socket", "EPERM"),
-    ("utimensat", "EPERM"),
-    ("write", "ENOSPC"),
-];
-
 /// The calls that are made to fail, with their errors.
 fn to_fail(found: Vec<Point>, interface: &str) -> Vec<(Point, &'static str)> {
     let (first, step) = thinned(interface);
-    let failing = found.into_iter().filter_map(|point| {
-        let (_, errno) = FAILING.iter().find(|(name, _)| *name == point.syscall)?;
-        Some((point, *errno))
-    });
-    sample(failing.skip(first).step_by(if every_call() { 1 } else { 3 * step }))
+    failures(found, first, 3 * step)
 }
 
 /// The outcome of a disturbed call.
@@ -202,12 +178,21 @@ enum Outcome {
     Success,
     /// The call failed with an error that conforms to the specification.
     Refused,
-    /// The result could not be written, so the call may have succeeded.
+    /// The result could not be written, so the call may have succeeded, or the program could not even be loaded.
     Unheard,
+}
+
+/// True if the dynamic loader met the failure. strace counts the calls of each thread, so the point of a thread may also
+/// be a call with which the loader of the first thread began.
+fn is_unloaded(output: &Output) -> bool {
+    output.process.stderr.contains("error while loading shared libraries")
 }
 
 #[track_caller]
 fn outcome(output: &Output, why: &str) -> Outcome {
+    if is_unloaded(output) {
+        return Outcome::Unheard;
+    }
     assert!(matches!(output.process.code, Some(0 | 1)), "{why}: {}", output.process);
     if output.process.code == Some(0) {
         return Outcome::Success;
