@@ -42,6 +42,28 @@ fn from_rules_of_the_reference_to_the_programs() {
     }
 }
 
+/// A DEL deletes the link before the elements of other plugins are gone, and a killed one leaves them. The other
+/// containers move.
+#[test]
+fn a_container_whose_link_is_gone_keeps_no_other_from_moving() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    let world = World::new(TABLE.variant);
+    let network = world.network(1, "bridge", "nftables", &json!({}));
+    let webs = ["one", "two"]
+        .map(|name| Web::new(&world, &TABLE, &network, name, if name == "one" { PORT } else { PORT + 1 }));
+    world.migrated("ebpf", 4);
+    world.migrated("nftables", 4);
+    webs[0].pod.cmd("ip link del eth0");
+    let (report, code) = world.migrate("--to ebpf");
+    assert_eq!((code, count(&report, "moved")), (4, 2), "{report:#}");
+    let text = report.to_string();
+    assert!(text.contains("its interface cannot be found"), "{report:#}");
+    world.client.expect(Proto::Tcp, (world.node_ips()[0], PORT + 1), "two");
+    for web in &webs {
+        network.del(&web.attach).expect("DEL");
+    }
+}
+
 #[test]
 fn no_connection_fails_on_a_migration_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);

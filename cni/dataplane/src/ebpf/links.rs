@@ -160,20 +160,33 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
-/// Finds the host end of a container's veth; none if its interface is not a veth.
-pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
+/// What is at the node's end of a container's interface.
+pub(super) enum HostEnd {
+    Link(Link),
+    /// The interface is not a veth, or its other end is elsewhere.
+    NoVeth,
+    /// The container has no such interface, for instance because a DEL is removing it.
+    NoInterface(Error),
+}
+
+/// Finds the host end of a container's veth.
+pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<HostEnd, Error> {
     let failed =
         |e: Cause| Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e);
     let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
     let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
-    let own = socket.link(ifname).map_err(|e| failed(e.into()))?;
-    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
+    let own = match socket.link(ifname) {
+        Ok(own) => own,
+        Err(e) if e.is_not_found() => return Ok(HostEnd::NoInterface(failed(e.into()))),
+        Err(e) => return Err(failed(e.into())),
+    };
+    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(HostEnd::NoVeth) };
     let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
     match socket.link_by_index(peer) {
         // If the other end is in a third namespace, the index belongs to an unrelated link here.
-        Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(Some(link)),
-        Ok(_) => Ok(None),
-        Err(e) if e.is_not_found() => Ok(None),
+        Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(HostEnd::Link(link)),
+        Ok(_) => Ok(HostEnd::NoVeth),
+        Err(e) if e.is_not_found() => Ok(HostEnd::NoVeth),
         Err(e) => Err(failed(e.into())),
     }
 }

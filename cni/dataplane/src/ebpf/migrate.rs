@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 
+use super::links::HostEnd;
 use super::setup::{self, Settings};
 use super::store::Store;
 use super::{links, object};
@@ -21,7 +22,8 @@ use crate::{Error, Request};
 pub(crate) enum LinkError {
     #[error("its interface is not a veth")]
     NoVeth,
-    /// The container's network namespace is unknown, and its addresses lead to no link or to several.
+    /// The container has no such interface. Or its network namespace is unknown, and its addresses lead to no link or to
+    /// several.
     #[error("its interface cannot be found")]
     NotFound,
     #[error(transparent)]
@@ -103,7 +105,12 @@ impl LinkFinder {
         let first = requests.first().ok_or(LinkError::NotFound)?;
         let netns = first.netns();
         if Netns::open(&netns.path).is_ok() {
-            return links::host_end(netns, first.attachment().ifname())?.ok_or(LinkError::NoVeth);
+            return match links::host_end(netns, first.attachment().ifname())? {
+                HostEnd::Link(link) => Ok(link),
+                HostEnd::NoVeth => Err(LinkError::NoVeth),
+                // The container may be deleted meanwhile, which must not keep the others from moving.
+                HostEnd::NoInterface(_) => Err(LinkError::NotFound),
+            };
         }
         self.by_addresses(requests)?.ok_or(LinkError::NotFound)
     }

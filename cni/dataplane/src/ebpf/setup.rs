@@ -9,7 +9,7 @@ use slipway_ebpf_abi::{Counter, maps};
 
 use super::fill::Fill;
 use super::foreign_filter::{self, ForeignFilter};
-use super::links::{self, Kind, UnservedLink, socket};
+use super::links::{self, HostEnd, Kind, UnservedLink, socket};
 use super::rules::{self, Extent, HoldingRule};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
@@ -166,7 +166,11 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 
 /// Attaches the programs to a container's link. Returns false if its interface is not a veth.
 pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Result<bool, Error> {
-    let Some(link) = links::host_end(netns, ifname)? else { return Ok(false) };
+    let link = match links::host_end(netns, ifname)? {
+        HostEnd::Link(link) => link,
+        HostEnd::NoVeth => return Ok(false),
+        HostEnd::NoInterface(error) => return Err(error),
+    };
     // An ADD attaches twice: for masquerade, and for ports.
     if !has_programs(&link)? {
         return attach_link(store, &link).map(|()| true);
