@@ -9,6 +9,7 @@
 //! then takes a sample of the remaining points.
 
 mod backends;
+mod beside;
 mod commands;
 mod stage;
 
