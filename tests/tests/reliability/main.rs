@@ -144,7 +144,18 @@ fn del_is_killed(interface: &'static str, at: usize) {
 /// The first ADD of a node creates the shared objects: the bridge, the tables and the folders. These may remain, but
 /// the attachment's objects must not.
 fn first_add_is_killed(interface: &'static str, at: usize) {
-    let shared = [" br0 ", "\"br0\"", "nft table", "nft chain", "nft rule", "nft map", "nft set", "folder "];
+    let shared = [
+        " br0 ",
+        "\"br0\"",
+        "nft table",
+        "nft chain",
+        "nft rule",
+        "nft map",
+        "nft set",
+        "-networks4 ",
+        "-networks6 ",
+        "folder ",
+    ];
     let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock"]);
     let model = Stage::empty(interface);
     let config = config_for(&model.network(), &model.attach(), at, "ADD");

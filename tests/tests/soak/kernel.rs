@@ -45,23 +45,24 @@ impl Kernel {
         found
     }
 
-    /// Reads the elements of the maps of nftables.
+    /// Reads the elements of the maps and sets of nftables.
     fn table(&mut self, ruleset: &Value) {
-        for map in items(&ruleset["nftables"]).filter_map(|entry| entry.get("map")) {
-            if map["table"] != "slipway" || map["family"] != "inet" {
+        for object in items(&ruleset["nftables"]).filter_map(|entry| entry.get("map").or(entry.get("set"))) {
+            if object["table"] != "slipway" || object["family"] != "inet" {
                 continue;
             }
-            for element in items(&map["elem"]) {
-                let key = element[0].get("elem").map_or(&element[0], |elem| &elem["val"]);
-                match map["name"].as_str().unwrap_or_default() {
+            for element in items(&object["elem"]) {
+                match object["name"].as_str().unwrap_or_default() {
                     "hostports4" | "hostports6" => {
+                        let key = element[0].get("elem").map_or(&element[0], |elem| &elem["val"]);
                         let (key, to) = (&key["concat"], &element[1]["concat"]);
                         let parts = (key[0].as_str(), key[1].as_u64(), to[0].as_str());
                         let (Some(proto), Some(port), Some(ip)) = parts else { panic!("{element}") };
                         self.port(proto, port, ip);
                     }
-                    "masquerade4" | "masquerade6" => {
-                        let ip = key.as_str().unwrap_or_else(|| panic!("{element}"));
+                    "masqueraded4" | "masqueraded6" => {
+                        let address = element.get("elem").map_or(element, |elem| &elem["val"]);
+                        let ip = address.as_str().unwrap_or_else(|| panic!("{element}"));
                         self.masquerade(ip);
                     }
                     _ => {}

@@ -97,7 +97,11 @@ impl FirewallTable {
         if missing.is_empty() {
             return Ok(());
         }
-        self.0.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
+        match self.0.socket.dry_run(&missing) {
+            // An ADD has made it meanwhile.
+            Err(e) if e.is_exists() => Ok(()),
+            tried => tried.map_err(|e| Error::kernel(format!("make table {TABLE}"), e)),
+        }
     }
 
     /// True if attachments have their rules in this table.

@@ -277,8 +277,11 @@ impl Backend for Nftables {
             State::Damaged(_) => Ok(()),
             // Only the kernel knows whether it has every expression that the table needs.
             State::Missing => {
-                let tried = session.socket.dry_run(&addresses::bootstrap()?);
-                tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e))
+                match session.socket.dry_run(&addresses::bootstrap()?) {
+                    // An ADD has made it meanwhile.
+                    Err(e) if e.is_exists() => Ok(()),
+                    tried => tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e)),
+                }
             }
         }
     }
