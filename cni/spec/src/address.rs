@@ -242,6 +242,36 @@ mod tests {
         assert_eq!(error.code.number(), 7);
     }
 
+    #[test]
+    fn networks_overlap_if_one_contains_the_other() {
+        let overlap = |one: &str, other: &str| {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(overlap(&one, &other), overlap(&other, &one), "in either order");
+            overlap(&one, &other)
+        };
+        assert!(overlap("10.1.0.0/16", "10.1.2.0/24"));
+        assert!(overlap("10.1.2.0/24", "10.1.2.0/24"));
+        assert!(!overlap("10.1.2.0/24", "10.1.3.0/24"));
+        assert!(!overlap("0.0.0.0/0", "::/0"), "the families have no address in common");
+    }
+
+    #[test]
+    fn a_result_is_refused_for_any_of_its_addresses_and_gateways() {
+        let check = |ips: &[(&str, &str)]| {
+            let ip = |(address, gateway): &(&str, &str)| crate::IpConfig {
+                interface: None,
+                address: address.parse().unwrap(),
+                gateway: gateway.parse().ok(),
+            };
+            AddResult { ips: ips.iter().map(ip).collect(), ..AddResult::default() }.check_addresses()
+        };
+        assert_eq!(check(&[("10.1.2.5/24", "10.1.2.1"), ("fd00::5/64", "")]), Ok(()));
+        let broadcast = AddressError::Container("10.1.2.255/24".parse().unwrap(), Unusable::SubnetBroadcast);
+        assert_eq!(check(&[("10.1.2.5/24", ""), ("10.1.2.255/24", "10.1.2.1")]), Err(broadcast));
+        let loopback = AddressError::Router("127.0.0.1".parse().unwrap(), Unusable::Loopback);
+        assert_eq!(check(&[("10.1.2.5/24", "127.0.0.1")]), Err(loopback));
+    }
+
     proptest! {
         #[test]
         fn only_the_ends_of_a_subnet_are_refused(bits: u32, length in 8_u8..=30, host: u32) {

@@ -158,3 +158,48 @@ fn is_identifier(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attachment_keeps_its_names_and_shows_them() {
+        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
+        let names = (attachment.network(), attachment.container_id(), attachment.ifname());
+        assert_eq!(names, ("net", "c1", "eth0"));
+        assert_eq!(attachment.to_string(), "network net, container c1, interface eth0");
+    }
+
+    #[test]
+    fn an_interface_name_is_one_that_the_kernel_takes_as_it_is() {
+        use AttachmentError as E;
+        for name in ["e", "eth0", "eth0.5", "...", "fifteen-letters", "é"] {
+            assert_eq!(check_ifname(name), Ok(()), "{name}");
+        }
+        assert_eq!(check_ifname(""), Err(E::IfnameEmpty));
+        let refused = |name: &str, reason: fn(String) -> E| {
+            assert_eq!(check_ifname(name), Err(reason(name.to_owned())), "{name:?}");
+        };
+        refused("sixteen--letters", E::IfnameTooLong);
+        for name in [".", ".."] {
+            refused(name, E::IfnameDots);
+        }
+        for name in ["a/b", "a:b", "a b", "a\tb", "a\u{a0}b", "a\0b"] {
+            refused(name, E::IfnameCharacters);
+        }
+        refused("eth%d", E::IfnamePattern);
+    }
+
+    #[test]
+    fn a_link_may_be_named_by_a_longer_alternative_name() {
+        assert_eq!(check_link_name("eth0"), Ok(()));
+        assert_eq!(check_link_name("a b"), check_ifname("a b"), "a short name is the link's own");
+        for name in ["sixteen--letters", &"a".repeat(127), "a long name with spaces"] {
+            assert_eq!(check_link_name(name), Ok(()), "{name}");
+        }
+        for name in ["a name with a zero\0", &"a".repeat(128)] {
+            assert_eq!(check_link_name(name), Err(AttachmentError::LinkName(name.to_owned())), "{name:?}");
+        }
+    }
+}

@@ -195,3 +195,21 @@ impl From<AttachmentError> for CniError {
         Self::new(code, msg).with_details(details)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_printed_as_the_reference_prints_it_and_read_again() {
+        let error = CniError::new(ErrorCode::TryAgainLater, "no <address>").with_details("net a");
+        let printed = error.print();
+        assert_eq!(
+            printed,
+            "{\n    \"code\": 11,\n    \"msg\": \"no \\u003caddress\\u003e\",\n    \"details\": \"net a\"\n}"
+        );
+        assert_eq!(CniError::parse(printed.as_bytes()), Ok(error));
+        let short = CniError::internal("m");
+        assert_eq!(short.print(), "{\n    \"code\": 999,\n    \"msg\": \"m\"\n}");
+    }
+}

@@ -140,7 +140,7 @@ impl de::Error for FoldError {
 struct Fold<'a>(&'a Value);
 
 impl<'a> Fold<'a> {
-    /// Passes a scalar to the visitor, which refuses it if it does not fit.
+    /// Passes a scalar to the visitor, which refuses it if it does not fit. Refuses lists and objects itself.
     fn scalar<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FoldError> {
         let read: Result<V::Value, FoldError> = match self.0 {
             Value::Bool(b) => visitor.visit_bool(*b),
@@ -221,7 +221,6 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
         match self.0 {
             Value::Array(items) => visitor.visit_seq(Items::new(items)),
             Value::Null => visitor.visit_seq(Items::new(&[])),
-            Value::Object(_) => Err(de::Error::invalid_type(de::Unexpected::Map, &visitor)),
             _ => self.scalar(visitor),
         }
     }
@@ -243,7 +242,6 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
         match self.0 {
             Value::Object(map) => visitor.visit_map(Entries::of_map(map)),
             Value::Null => visitor.visit_map(Entries::none()),
-            Value::Array(_) => Err(de::Error::invalid_type(de::Unexpected::Seq, &visitor)),
             _ => self.scalar(visitor),
         }
     }
@@ -257,7 +255,6 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
         match self.0 {
             Value::Object(map) => FoldMap(map).deserialize_struct(name, fields, visitor),
             Value::Null => visitor.visit_map(Entries::none()),
-            Value::Array(_) => Err(de::Error::invalid_type(de::Unexpected::Seq, &visitor)),
             _ => self.scalar(visitor),
         }
     }
@@ -498,6 +495,9 @@ mod tests {
     fn the_exact_key_wins_and_then_the_last() {
         assert_eq!(conf(json!({"VLAN": 1, "vlan": 2, "vlaN": 3})).map(|c| c.vlan), Ok(2));
         assert_eq!(conf(json!({"VLAN": 1, "Vlan": 2})).map(|c| c.vlan), Ok(2));
+        // The exact key comes before the other one.
+        let port = from_value::<Port>(&json!({"hostIP": "::1", "hostIp": "::2"})).unwrap();
+        assert_eq!(port.host_ip, "::1");
         let map = json!({"TYPE": 1, "Type": 2});
         assert_eq!(get(map.as_object().unwrap(), "type"), Some(&json!(2)));
         let map = json!({"TYPE": 1, "type": 2, "tYpe": 3});
@@ -542,6 +542,30 @@ mod tests {
         for (value, want) in cases {
             assert_eq!(conf(value.clone()), Err(want.to_owned()), "{value}");
         }
+    }
+
+    #[test]
+    fn an_error_has_its_path_and_its_reason_apart() {
+        let error = from_value::<Vec<Port>>(&json!([{}, {"HostPort": "x"}])).unwrap_err();
+        assert_eq!(error.path(), "[1].HostPort");
+        assert_eq!(error.message(), "invalid type: string \"x\", expected u16");
+        assert_eq!(error.under("ports").path(), "ports[1].HostPort");
+    }
+
+    /// The keys of plugins that are not ours are kept as they are.
+    #[test]
+    fn values_without_a_type_are_kept() {
+        let value = json!({"A": [1, -1, 1.5, "x", true, null, {"b": []}], "a": {}});
+        assert_eq!(from_value::<Value>(&value), Ok(value));
+    }
+
+    #[test]
+    fn null_in_a_list_is_an_empty_element() {
+        let list = json!([null, {"K": null}]);
+        let empty = BTreeMap::from([("K".to_owned(), String::new())]);
+        assert_eq!(from_value::<Vec<BTreeMap<String, String>>>(&list), Ok(vec![BTreeMap::new(), empty]));
+        let list = json!([null, "10.0.0.1"]);
+        assert_eq!(from_value::<Vec<Option<IpAddr>>>(&list), Ok(vec![None, "10.0.0.1".parse().ok()]));
     }
 
     #[derive(Debug, PartialEq, Deserialize)]

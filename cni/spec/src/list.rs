@@ -291,6 +291,10 @@ mod tests {
                 json!({"name": "n", "plugins": [{}]}),
                 "failed to parse plugin config 0: error parsing configuration: missing 'type'",
             ),
+            (
+                json!({"name": "n", "plugins": [{"type": "bridge"}, {"type": ""}]}),
+                "failed to parse plugin config 1: error parsing configuration: missing 'type'",
+            ),
         ];
         for (value, want) in cases {
             let want = format!("error parsing configuration list: {want}");
@@ -309,6 +313,18 @@ mod tests {
         );
         assert_eq!(version(json!({"name": "n", "cniVersion": "1.1.0", "cniVersions": ["1.0.0"]})), "1.1.0");
         assert_eq!(version(json!({"name": "n", "cniVersion": "1.0.0", "cniVersions": ["7.0.0"]})), "1.0.0");
+        // Of two spellings of one version, the first stays, because the plugins may not know the other.
+        assert_eq!(version(json!({"name": "n", "cniVersion": "1.0.0", "cniVersions": ["1"]})), "1.0.0");
+    }
+
+    #[test]
+    fn a_switch_is_a_boolean_or_a_word_in_any_case() {
+        for (value, on) in
+            [(json!(true), true), (json!(false), false), (json!("True"), true), (json!("FALSE"), false)]
+        {
+            let list = parse(&json!({"name": "n", "disableGC": value})).unwrap();
+            assert_eq!((list.disable_check, list.disable_gc), (false, on), "{value}");
+        }
     }
 
     #[test]

@@ -139,6 +139,8 @@ mod tests {
         }
         assert_eq!(shell_word("/run/netns/cni-0f"), "/run/netns/cni-0f");
         assert_eq!(shell_word("a b"), "'a b'");
+        // People can still read what is printable.
+        assert_eq!(shell_word("it's \\ a\nb"), r"$'it\047s \134 a\012b'");
     }
 
     #[test]
@@ -156,10 +158,16 @@ mod tests {
     }
 
     #[test]
+    fn every_byte_has_two_hexadecimal_digits() {
+        assert_eq!(hex(&[0, 9, 0x1f, 0xff]), "00091fff");
+    }
+
+    #[test]
     fn go_escapes() {
         assert_eq!(pretty(&"a<b>&c\u{2028}\u{2029}\"\n"), r#""a\u003cb\u003e\u0026c\u2028\u2029\"\n""#);
         assert_eq!(compact(&["<"]), "[\"\\u003c\"]");
         assert_eq!(quote("a\"b\\\n\u{1}\u{a0}é'"), r#""a\"b\\\n\x01\u00a0é'""#);
+        assert_eq!(quote("a b\u{1f}\u{7f}\u{7}\t"), r#""a b\x1f\x7f\a\t""#);
         assert_eq!(quote_all(["a", "b"]), "[\"a\" \"b\"]");
         assert_eq!(quote_all(Vec::<String>::new()), "[]");
     }
