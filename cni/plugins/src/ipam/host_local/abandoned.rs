@@ -186,6 +186,21 @@ mod tests {
         fs::remove_file(&gone).unwrap();
         let named = |last: u8| format!("10.0.0.{last} of network net, container c{last}, interface eth0");
         assert_eq!(find(), [named(3), named(2)]);
+        // A process may hold a namespace that has lost its path, as this one holds its own.
+        let held = temp.path().join("held");
+        std::os::unix::fs::symlink("/proc/self/ns/net", &held).unwrap();
+        let of_held = record(&store.boot, Some(&held)).unwrap();
+        fs::remove_file(&held).unwrap();
+        let all = RouteSocket::open().unwrap().all_addresses().unwrap();
+        let present = all.first().map(|one| one.net.addr());
+        for address in present.into_iter().chain(["192.0.2.1".parse().unwrap()]) {
+            let path = temp.path().join("net").join(address.to_string());
+            fs::write(&path, "c9\r\neth0").unwrap();
+            xattr::set(File::open(&path).unwrap(), ATTRIBUTE, &of_held).unwrap();
+        }
+        let of_c9: Vec<String> = find().into_iter().filter(|one| one.contains("c9")).collect();
+        let without_it = ["192.0.2.1 of network net, container c9, interface eth0"];
+        assert_eq!(of_c9, without_it, "the namespace still has {present:?}");
         assert_eq!(record(&[0; BOOT_ID], Some(&living)), None);
         assert_eq!(record(&store.boot, Some(&gone)), None);
         assert_eq!(record(&store.boot, None), None);

@@ -173,3 +173,118 @@ fn taken_of(others: &OtherNetworks, network: usize) -> Option<Taken> {
     }
     Some(Taken::Listed(blocks))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::path::PathBuf;
+
+    use cni_kernel::xattr;
+    use cni_state::host_local::RawRange;
+    use serde_json::{Value, json};
+
+    use super::super::mark;
+    use super::super::store::{Store, boot_id};
+    use super::*;
+
+    /// The network `old` has the addresses 10.1.2.2 to 10.1.2.6.
+    struct Renamed {
+        temp: tempfile::TempDir,
+    }
+
+    impl Renamed {
+        /// None without the privileges for extended attributes, or on a file system without them.
+        fn new() -> Option<Self> {
+            let renamed = Self { temp: tempfile::tempdir().unwrap() };
+            Store::create(renamed.temp.path(), "old").unwrap();
+            for last in 2..=6 {
+                let netns = renamed.netns(last);
+                fs::write(&netns, "").unwrap();
+                let record = mark::record(&boot_id(), Some(&netns)).unwrap();
+                let path = renamed.temp.path().join(format!("old/10.1.2.{last}"));
+                fs::write(&path, format!("c{last}\r\neth0")).unwrap();
+                let file = File::options().write(true).open(&path).unwrap();
+                xattr::set(&file, mark::ATTRIBUTE, &record).ok()?;
+            }
+            Some(renamed)
+        }
+
+        fn netns(&self, last: u8) -> PathBuf {
+            self.temp.path().join(format!("netns-{last}"))
+        }
+
+        fn end(&self, lasts: impl IntoIterator<Item = u8>) {
+            lasts.into_iter().for_each(|last| fs::remove_file(self.netns(last)).unwrap());
+        }
+
+        /// The address that an ADD to the network `new` gets, if `taken` are those of its own.
+        fn next(&self, subnet: &str, keys: &Value, taken: &[&str]) -> Option<String> {
+            let mut config = json!({"name": "new", "type": "bridge"});
+            config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            let config = NetConf::parse(config.to_string()).unwrap();
+            let range = RawRange { subnet: subnet.parse().ok(), ..RawRange::default() }.resolve().unwrap();
+            let never = [range.gateway];
+            let set = RangeSet::new(vec![range]).unwrap();
+            let own = |block: Block| {
+                let mut bits = Bits::default();
+                for (its_block, place) in taken.iter().map(|one| Block::of(one.parse().unwrap())) {
+                    if its_block == block {
+                        bits.set(place);
+                    }
+                }
+                Ok(bits)
+            };
+            let found = Avoidance::of(self.temp.path(), &config).next_free(&set, None, &never, own);
+            found.unwrap().map(|(address, _)| address.to_string())
+        }
+    }
+
+    #[test]
+    fn addresses_of_living_containers_of_a_renamed_network_are_passed_over() {
+        let Some(renamed) = Renamed::new() else { return };
+        let next = |taken: &[&str]| renamed.next("10.1.2.0/24", &json!({}), taken);
+        assert_eq!(next(&[]).as_deref(), Some("10.1.2.7"));
+        assert_eq!(next(&["10.1.2.7", "10.1.2.8"]).as_deref(), Some("10.1.2.9"));
+        // One living container is enough: the other addresses are only looked at if no other is left.
+        renamed.end(3..=6);
+        assert_eq!(next(&[]).as_deref(), Some("10.1.2.7"));
+        renamed.end([2]);
+        assert_eq!(next(&[]).as_deref(), Some("10.1.2.2"), "no container lives");
+    }
+
+    #[test]
+    fn addresses_of_ended_containers_are_given_out_if_no_other_is_left() {
+        let Some(renamed) = Renamed::new() else { return };
+        let next = |taken: &[&str]| renamed.next("10.1.2.0/29", &json!({}), taken);
+        assert_eq!(next(&[]), None, "all containers live");
+        renamed.end([4]);
+        assert_eq!(next(&[]).as_deref(), Some("10.1.2.4"));
+        assert_eq!(next(&["10.1.2.4"]), None);
+    }
+
+    #[test]
+    fn a_full_range_is_searched_once_if_no_other_network_has_an_address_in_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let config = NetConf::parse(r#"{"name": "new", "type": "bridge"}"#).unwrap();
+        let range = RawRange { subnet: "10.1.2.0/24".parse().ok(), ..RawRange::default() }.resolve().unwrap();
+        let set = RangeSet::new(vec![range]).unwrap();
+        let mut asked = 0;
+        let found = Avoidance::of(temp.path(), &config).next_free(&set, None, &[], |_| {
+            asked += 1;
+            Ok(Bits([u64::MAX; 4]))
+        });
+        assert_eq!((found.unwrap(), asked), (None, 1));
+    }
+
+    #[test]
+    fn vlans_of_one_bridge_may_have_the_same_addresses() {
+        let Some(renamed) = Renamed::new() else { return };
+        for (keys, expected) in [
+            (json!({"vlan": 0, "vlanTrunk": []}), "10.1.2.7"),
+            (json!({"vlan": 7}), "10.1.2.2"),
+            (json!({"vlanTrunk": [{"id": 7}]}), "10.1.2.2"),
+        ] {
+            assert_eq!(renamed.next("10.1.2.0/24", &keys, &[]).as_deref(), Some(expected), "{keys}");
+        }
+    }
+}

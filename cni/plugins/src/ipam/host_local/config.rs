@@ -364,6 +364,11 @@ mod tests {
                 "range set 0 overlaps with 1",
             ),
             (
+                json!({ "ranges": [[{ "subnet": "fd00::/64" }], [{ "subnet": "10.1.2.0/24" }],
+                    [{ "subnet": "10.1.3.0/24" }], [{ "subnet": "10.1.2.0/25" }]] }),
+                "range set 1 overlaps with 3",
+            ),
+            (
                 json!({ "subnet": "10.1.2.0/24", "routes": [{ "dst": "10.0.0.0" }] }),
                 "ipam.routes[0].dst: invalid CIDR address: 10.0.0.0",
             ),
@@ -383,6 +388,8 @@ mod tests {
         let error = resolve(two.clone(), Version::V0_2_0, "").unwrap_err();
         assert_eq!(error, "CNI version 0.2.0 does not support more than 1 address per family");
         assert!(resolve(two, Version::V0_3_0, "").is_ok());
+        let six = json!({ "ipam": { "ranges": [[{ "subnet": "fd00::/64" }], [{ "subnet": "fd01::/64" }]] } });
+        assert!(resolve(six, Version::V0_2_0, "").is_err());
         let both =
             json!({ "ipam": { "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00::/64" }]] } });
         assert!(resolve(both, Version::V0_1_0, "").is_ok());

@@ -174,6 +174,7 @@ mod tests {
             assert_eq!(remove_network(folder).unwrap(), None);
         }
         assert!(has_own(temp.path()).unwrap());
+        assert!(is_own(&own(temp.path())) && !is_own(&folders[0]));
         remove_own(&own(temp.path())).unwrap();
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
         assert!(!has_own(temp.path()).unwrap() && networks(temp.path()).unwrap().is_empty());
@@ -186,10 +187,12 @@ mod tests {
         let (used, odd) = (network(temp.path(), "used"), network(temp.path(), "odd"));
         fs::write(used.join("10.0.0.2"), "c1\r\neth0").unwrap();
         fs::write(odd.join("notes"), "mine").unwrap();
+        // A folder with the name of an address.
+        fs::create_dir(odd.join("10.0.0.2")).unwrap();
         // Only the reference has served it.
         fs::create_dir(temp.path().join("theirs")).unwrap();
         assert_eq!(networks(temp.path()).unwrap(), ["odd", "used"]);
-        for (folder, why) in [(&used, "reserved addresses: 1"), (&odd, "not host-local's: 1")] {
+        for (folder, why) in [(&used, "reserved addresses: 1"), (&odd, "not host-local's: 2")] {
             assert_eq!(in_the_way(folder).unwrap().as_deref(), Some(why));
             assert_eq!(remove_network(folder).unwrap().as_deref(), Some(why));
         }

@@ -30,7 +30,6 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni_kernel::bounded;
-use cni_kernel::lock::LockError;
 use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig, NetConf, Version};
 use cni_state::host_local::{Range, number};
 use cni_state::subnet_file::{SubnetFile, SubnetFileError};
@@ -154,9 +153,7 @@ impl Plugin for HostLocal {
 impl From<StoreError> for CniError {
     fn from(error: StoreError) -> Self {
         let code = match &error {
-            StoreError::Lock(error @ LockError::TimedOut { .. }) if error.is_timeout() => {
-                ErrorCode::TryAgainLater
-            }
+            StoreError::Lock(error) if error.is_timeout() => ErrorCode::TryAgainLater,
             _ => ErrorCode::Io,
         };
         Self::new(code, format!("host-local: {error}"))

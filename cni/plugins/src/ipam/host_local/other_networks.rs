@@ -261,5 +261,13 @@ mod tests {
             assert_eq!(fs::read_dir(temp.path().join(network)).unwrap().count(), count, "{network}");
         }
         assert!(!temp.path().join(OURS).exists());
+        // Nothing was reserved in a directory that is missing; one that cannot be opened may have reservations.
+        std::os::unix::fs::symlink("loop", temp.path().join("loop")).unwrap();
+        let at = |dir: &str| {
+            let ipam = json!({"type": "host-local", "dataDir": temp.path().join(dir)});
+            let config = NetConf::parse(json!({"name": "own", "ipam": ipam}).to_string()).unwrap();
+            with_reservations_of(&config, &own).map_err(|error| error.code)
+        };
+        assert_eq!((at("missing"), at("loop")), (Ok(Vec::new()), Err(cni_spec::ErrorCode::Io)));
     }
 }

@@ -51,3 +51,44 @@ fn living(store: &Store, address: IpAddr) -> Option<ContainerNetns> {
     let netns = namespace_record::decode(&record)?;
     (!namespace_record::is_gone(&record) && netns.path.exists()).then_some(netns)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use cni_kernel::xattr;
+
+    use super::super::mark::{ATTRIBUTE, record};
+    use super::*;
+
+    #[test]
+    fn a_reservation_shows_whether_its_container_lives() {
+        let temp = tempfile::tempdir().unwrap();
+        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
+        let life = || of(temp.path(), &attachment).unwrap();
+        assert_eq!(life(), ReservationLife::Unreserved, "there is no directory");
+        let store = Store::create(temp.path(), "net").unwrap();
+        assert_eq!(life(), ReservationLife::Unreserved);
+        let reserve = |address: &str, owner: &str| {
+            let path = temp.path().join("net").join(address);
+            fs::write(&path, format!("{owner}\r\neth0")).unwrap();
+            File::options().write(true).open(&path).unwrap()
+        };
+        let first = reserve("10.0.0.2", "c1");
+        reserve("10.0.0.3", "c2");
+        assert_eq!(life(), ReservationLife::Unknown, "as the reference reserves");
+        let netns = temp.path().join("netns");
+        fs::write(&netns, "").unwrap();
+        let record = record(&store.boot, Some(&netns)).unwrap();
+        if xattr::set(&first, ATTRIBUTE, &record).is_err() {
+            // Without privileges, or on a file system without such attributes.
+            return;
+        }
+        let ReservationLife::Living(found) = life() else { panic!("{:?}", life()) };
+        assert_eq!(found.path, netns);
+        fs::remove_file(&netns).unwrap();
+        assert_eq!(life(), ReservationLife::Gone);
+        reserve("fd00::2", "c1");
+        assert_eq!(life(), ReservationLife::Unknown, "nothing proves it for the second address");
+    }
+}

@@ -424,3 +424,67 @@ pub(super) fn boot_id() -> [u8; 16] {
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use cni_kernel::xattr;
+
+    use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+
+    #[test]
+    fn a_name_is_taken_once_also_without_unnamed_files() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        for staged in [store.stage("c1", None).unwrap(), Staged::Later] {
+            assert_eq!(store.link(&staged, "c1", ADDRESS).unwrap(), Linked::Done);
+            assert_eq!(store.link(&Staged::Later, "c2", ADDRESS).unwrap(), Linked::Taken);
+            assert_eq!(store.entry(ADDRESS).unwrap(), Some(Entry::Owned(b"c1".to_vec())));
+            store.unlink(ADDRESS).unwrap();
+        }
+        std::fs::remove_dir(temp.path().join("net")).unwrap();
+        assert!(store.link(&Staged::Later, "c1", ADDRESS).is_err());
+    }
+
+    #[test]
+    fn a_reservation_keeps_the_record_of_its_namespace() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        let netns = temp.path().join("netns");
+        std::fs::write(&netns, "").unwrap();
+        if xattr::set(File::open(&netns).unwrap(), mark::ATTRIBUTE, b"x").is_err() {
+            // Without privileges, or on a file system without such attributes.
+            return;
+        }
+        let record = mark::record(&store.boot, Some(&netns)).unwrap();
+        let staged = store.stage("c1", Some(&record)).unwrap();
+        store.link(&staged, "c1", ADDRESS).unwrap();
+        let file = store.dir.open_file(ADDRESS.to_string(), Access::Read).unwrap();
+        assert_eq!(mark::read(&file, &store.boot).as_deref(), record.get(mark::BOOT_ID..));
+    }
+
+    #[test]
+    fn the_mark_of_a_full_second_is_in_the_second_before() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        let dir = File::open(store.dir.path()).unwrap();
+        dir.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)).unwrap();
+        let marked = store.mark().unwrap();
+        assert!(marked.mtime < (1000, 0) && marked.mtime >= (999, 0), "{marked:?}");
+        assert_eq!(marked, store.stamp().unwrap());
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_used_is_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut store = Store::create(temp.path(), "net").unwrap();
+        store.make_ours(temp.path(), "net");
+        drop(store.index_file().unwrap());
+        assert!(store.present_index().is_some());
+        store.remove_index();
+        assert!(store.present_index().is_none());
+    }
+}

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use cni_kernel::lock::LockError;
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
 use cni_state::subnet_file::SubnetFile;
 use serde_json::{Value, json};
@@ -297,6 +298,39 @@ fn a_file_rewritten_in_place_is_not_removed() {
     assert!(!f.path("10.1.2.2").exists());
 }
 
+/// As if another program had made the file without the lock, and the directory had kept its mtime.
+#[test]
+fn a_file_that_the_index_lacks_is_noticed_and_nothing_else_stays_reserved() {
+    let f = Fixture::new();
+    f.add(dual(), "c1").unwrap();
+    let store = super::Store::open(f.temp.path(), "net").unwrap().unwrap();
+    let forget = |address: &str| {
+        let stamp = store.stamp().unwrap();
+        let mut index = super::index::Index::open(store.index_file().unwrap(), &stamp).unwrap();
+        let owner = super::owner::OwnerKey::of(f.read(address).as_bytes());
+        index.remove(owner, address.parse().unwrap()).unwrap();
+        index.finish(stamp).unwrap();
+    };
+    // The search begins with the first address, which the index has free.
+    f.write("last_reserved_ip.1", b"");
+    forget("fd00::2");
+    assert_eq!(f.add_text(dual(), "c2"), "10.1.2.3/24 fd00::3/64");
+    assert_eq!(f.reserved().len(), 4);
+    forget("10.1.2.3");
+    let wish = f.call(dual(), "c3", "IP=10.1.2.3", |request| HostLocal.add(request)).unwrap_err();
+    assert!(wish.msg.contains("requested IP address 10.1.2.3 is not available"), "{wish}");
+    f.assert_index_true();
+}
+
+#[test]
+fn a_lock_that_another_process_holds_is_transient() {
+    let path = PathBuf::from("/x/lock");
+    let code = |error| CniError::from(super::StoreError::Lock(error)).code;
+    let waited = std::time::Duration::from_secs(60);
+    assert_eq!(code(LockError::TimedOut { path: path.clone(), waited }), ErrorCode::TryAgainLater);
+    assert_eq!(code(LockError::Lock { path, source: std::io::ErrorKind::Other.into() }), ErrorCode::Io);
+}
+
 #[test]
 fn gc_removes_what_is_not_in_the_list() {
     let f = Fixture::new();
@@ -337,6 +371,8 @@ fn requested_addresses_are_given_or_refused() {
     ] {
         assert_eq!(args(&format!("IP={ip}"), "c3"), expected);
     }
+    let wrong = f.call(dual(), "c3", "IP=zz", |request| HostLocal.add(request)).unwrap_err();
+    assert_eq!(wrong.code, ErrorCode::InvalidEnvironment, "{wrong}");
     assert_eq!(f.reserved().len(), 4, "a failed ADD leaves nothing");
     assert_eq!(f.read("last_reserved_ip.0"), "10.1.2.78");
 }

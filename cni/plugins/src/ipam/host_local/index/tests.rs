@@ -98,6 +98,49 @@ fn only_a_finished_index_of_the_same_state_is_trusted() {
 }
 
 #[test]
+fn a_reader_notices_a_change_that_another_process_began() {
+    let file = tempfile::tempfile().unwrap();
+    let mut writer = Index::create(file.try_clone().unwrap(), &Contents::default()).unwrap();
+    writer.finish(STAMP).unwrap();
+    let reader = Index::open(file, &STAMP).unwrap();
+    assert!(reader.is_as_opened(&STAMP));
+    writer.begin().unwrap();
+    assert!(!reader.is_as_opened(&STAMP), "the change is not finished");
+    writer.insert(owner(1), address(1)).unwrap();
+    writer.finish(STAMP).unwrap();
+    assert!(!reader.is_as_opened(&STAMP), "the tables have more entries");
+}
+
+#[test]
+fn a_table_is_a_quarter_full_at_first_and_crowded_from_three_fifths_on() {
+    let fill = |entries: usize| Fill::for_entries(entries).unwrap();
+    assert_eq!([0, 64, 65, 128, 129].map(|entries| fill(entries).size), [256, 256, 512, 512, 1024]);
+    assert!(Fill::for_entries(1 << 30).is_err() && Fill::for_entries(usize::MAX).is_err());
+    let is_crowded = |used: u32| Fill { used, ..fill(0) }.is_crowded();
+    assert!(!is_crowded(0) && !is_crowded(153) && is_crowded(154));
+}
+
+/// Plugins of several versions may share a node. One that writes another format needs another [`MAGIC`].
+#[test]
+fn the_format_of_the_file_is_fixed() {
+    let mut contents = Contents::default();
+    for n in 0..60 {
+        contents.insert(Some(owner(1 + n)), address(u16::from(n) << 8));
+    }
+    contents.crowded.insert(owner(100));
+    let mut index = Index::create(tempfile::tempfile().unwrap(), &contents).unwrap();
+    index.insert(owner(0), address(60 << 8)).unwrap();
+    index.finish(STAMP).unwrap();
+    let mut bytes = vec![0; usize::try_from(index.length()).unwrap()];
+    index.file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes.len(), 4096 + 256 * OWNER_SLOT + 256 * BLOCK_SLOT);
+    assert_eq!(
+        cni_spec::text::hex(&Sha256::digest(&bytes)),
+        "6ef8f87727bd2fbc2424cdfac8bd937630c1299c5fe5212c43128344b3c65283"
+    );
+}
+
+#[test]
 fn tables_grow_and_removed_entries_do_not_fill_them() {
     let mut index = Index::create(tempfile::tempfile().unwrap(), &Contents::default()).unwrap();
     let of = |n: u16| OwnerKey::of(&(n / 50).to_be_bytes());
@@ -135,6 +178,13 @@ fn an_owner_of_many_addresses_takes_one_slot() {
     assert!(index.taken(block).unwrap().has(place));
     index.grow().unwrap();
     assert_eq!((owned(&index, 1), owned(&index, 2).map(|all| all.len())), (None, Some(1)));
+    // An owner of as many as the index takes is listed.
+    let mut contents = Contents::default();
+    for n in 0..u16::try_from(MOST).unwrap() {
+        contents.insert(Some(owner(4)), address(n));
+    }
+    let most = Index::create(tempfile::tempfile().unwrap(), &contents).unwrap();
+    assert_eq!(owned(&most, 4).unwrap().len(), MOST);
     // One by one, too.
     for n in 0..u16::try_from(MOST).unwrap() {
         index.insert(owner(3), address(40_000 + n)).unwrap();
