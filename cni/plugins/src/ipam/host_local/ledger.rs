@@ -381,3 +381,30 @@ impl<'a> Ledger<'a> {
 fn unknown() -> io::Error {
     io::Error::other("an earlier write failed")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_is_trusted_between_changes_and_dropped_when_it_fails() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut store = Store::create(temp.path(), "net").unwrap();
+        store.make_ours(temp.path(), "net");
+        let is_trusted = || Index::open(store.present_index().unwrap(), &store.stamp().unwrap()).is_some();
+        let mut ledger = Ledger::open(&store).unwrap();
+        assert!(is_trusted());
+        ledger.begin();
+        assert!(!is_trusted(), "a process that is killed now leaves a part of the change");
+        ledger.finish();
+        assert!(is_trusted());
+        // The call goes on with what the directory has.
+        ledger.abandon(&io::Error::other("no space"));
+        assert!(store.present_index().is_none());
+        std::fs::write(temp.path().join("net/10.0.0.2"), "c1\r\neth0").unwrap();
+        let address: IpAddr = "10.0.0.2".parse().unwrap();
+        let (block, place) = Block::of(address);
+        assert!(ledger.taken(block).unwrap().has(place));
+        assert_eq!(ledger.owned(&Attachment::new("net", "c1", "eth0").unwrap()).unwrap(), [address]);
+    }
+}

@@ -179,6 +179,8 @@ mod tests {
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
         assert!(!has_own(temp.path()).unwrap() && networks(temp.path()).unwrap().is_empty());
         remove_own(&own(temp.path())).unwrap();
+        std::os::unix::fs::symlink(OURS, own(temp.path())).unwrap();
+        assert!(has_own(temp.path()).is_err(), "a folder that cannot be opened may have files");
     }
 
     #[test]

@@ -223,6 +223,31 @@ mod tests {
     }
 
     #[test]
+    fn one_network_at_a_time_chooses_an_address() {
+        let temp = tempfile::tempdir().unwrap();
+        assert!(lock(temp.path()).is_none(), "no network is served yet");
+        fs::create_dir(temp.path().join(OURS)).unwrap();
+        let held = lock(temp.path()).unwrap();
+        let dir = DurableDir::open(&temp.path().join(OURS)).unwrap();
+        assert!(FileLock::on_directory(&dir, Duration::ZERO).unwrap_err().is_timeout());
+        drop(held);
+        assert!(FileLock::on_directory(&dir, Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn links_and_pipes_of_other_programs_are_not_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let old = temp.path().join("old");
+        fs::create_dir(&old).unwrap();
+        fs::write(old.join("10.0.0.2"), "c1\r\neth0").unwrap();
+        std::os::unix::fs::symlink("10.0.0.2", old.join("10.0.0.3")).unwrap();
+        nix::unistd::mkfifo(&old.join("10.0.0.4"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        let others = OtherNetworks::beside(temp.path(), "own").unwrap();
+        let found = [2, 3, 4].map(|last| others.holders(IpAddr::from([10, 0, 0, last])).len());
+        assert_eq!(found, [1, 0, 0]);
+    }
+
+    #[test]
     fn reservations_of_other_networks_are_found_and_nothing_is_written() {
         let temp = tempfile::tempdir().unwrap();
         for (network, file, text) in [

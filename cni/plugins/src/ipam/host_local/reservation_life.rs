@@ -86,6 +86,10 @@ mod tests {
         }
         let ReservationLife::Living(found) = life() else { panic!("{:?}", life()) };
         assert_eq!(found.path, netns);
+        let other = temp.path().join("other");
+        fs::write(&other, "").unwrap();
+        fs::rename(&other, &netns).unwrap();
+        assert_eq!(life(), ReservationLife::Gone, "the path leads to another namespace");
         fs::remove_file(&netns).unwrap();
         assert_eq!(life(), ReservationLife::Gone);
         reserve("fd00::2", "c1");

@@ -322,6 +322,19 @@ fn a_file_that_the_index_lacks_is_noticed_and_nothing_else_stays_reserved() {
     f.assert_index_true();
 }
 
+/// A runtime calls DEL several times for each container.
+#[test]
+fn a_del_that_finds_nothing_does_not_wait_for_the_lock() {
+    let f = Fixture::new();
+    f.add(small(), "c1").unwrap();
+    let store = super::Store::open(f.temp.path(), "net").unwrap().unwrap();
+    let lock = store.lock().unwrap();
+    f.del("c2").unwrap();
+    drop(lock);
+    f.del("c1").unwrap();
+    assert!(f.reserved().is_empty());
+}
+
 #[test]
 fn a_lock_that_another_process_holds_is_transient() {
     let path = PathBuf::from("/x/lock");
