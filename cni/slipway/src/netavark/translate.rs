@@ -415,7 +415,8 @@ mod tests {
         assert_eq!(bridge["ipam"]["routes"], json!([]));
         // A gateway that was named gets its address, and forwards nothing.
         let named = exec(&json!({"internal": true}), &json!({}), &port);
-        assert_eq!(plugins(&named).unwrap()[0]["isGateway"], true);
+        let bridge = &plugins(&named).unwrap()[0];
+        assert_eq!((&bridge["isGateway"], &bridge["ipam"]["routes"]), (&json!(true), &json!([])));
         assert_eq!(of(&named, on("", METRIC)).unwrap().no_forwarding.as_deref(), Some("sw0"));
     }
 
@@ -495,8 +496,13 @@ mod tests {
     fn the_result_becomes_the_status() {
         let result = json!({
             "cniVersion": "1.1.0",
-            "interfaces": [{"name": "sw0"}, {"name": "veth1"}, {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/x"}],
-            "ips": [{"address": "10.89.0.5/24", "gateway": "10.89.0.1", "interface": 2}, {"address": "fd00::5/64", "interface": 2}],
+            "interfaces": [
+                {"name": "sw0"}, {"name": "veth1"},
+                // The node may have a link of that name, too.
+                {"name": "eth0", "mac": "02:00:00:00:00:09"},
+                {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/x"},
+            ],
+            "ips": [{"address": "10.89.0.5/24", "gateway": "10.89.0.1", "interface": 3}, {"address": "fd00::5/64", "interface": 3}],
         });
         let result =
             AddResult::from_output(cni_spec::Version::V1_1_0, result.to_string().as_bytes()).unwrap();

@@ -471,10 +471,49 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::create(temp.path(), "net").unwrap();
         let dir = File::open(store.dir.path()).unwrap();
-        dir.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1000)).unwrap();
-        let marked = store.mark().unwrap();
-        assert!(marked.mtime < (1000, 0) && marked.mtime >= (999, 0), "{marked:?}");
-        assert_eq!(marked, store.stamp().unwrap());
+        for (milliseconds, least) in [(1_000_000, (999, 0)), (1_000_500, (1000, 0))] {
+            let time = Duration::from_millis(milliseconds);
+            dir.set_modified(SystemTime::UNIX_EPOCH + time).unwrap();
+            let marked = store.mark().unwrap();
+            assert!(
+                marked.mtime < (1000, i64::from(time.subsec_nanos())) && marked.mtime >= least,
+                "{marked:?}"
+            );
+            assert_eq!(marked, store.stamp().unwrap());
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_reservations_are_foreign() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        let path = |last: u8| temp.path().join(format!("net/10.0.0.{last}"));
+        std::fs::create_dir(path(3)).unwrap();
+        std::os::unix::fs::symlink("10.0.0.9", path(4)).unwrap();
+        std::fs::write(path(5), vec![b'x'; LARGEST + 1]).unwrap();
+        for last in [3, 4, 5] {
+            let entry = store.entry(IpAddr::from([10, 0, 0, last])).unwrap();
+            assert_eq!(entry, Some(Entry::Foreign), "{last}");
+        }
+        assert_eq!(store.entry(ADDRESS).unwrap(), None);
+        std::os::unix::fs::symlink("loop", temp.path().join("loop")).unwrap();
+        assert!(Store::open(temp.path(), "missing").unwrap().is_none());
+        assert!(Store::open(temp.path(), "loop").is_err(), "it may have reservations");
+    }
+
+    #[test]
+    fn the_last_address_needs_no_second_inode_and_a_killed_process_leaves_none() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::create(temp.path(), "net").unwrap();
+        let inode = || std::fs::metadata(temp.path().join("net/last_reserved_ip.0")).unwrap().ino();
+        store.set_last(0, ADDRESS).unwrap();
+        let before = inode();
+        store.set_last(0, IpAddr::from([10, 0, 0, 3])).unwrap();
+        assert_eq!((inode(), store.last(0)), (before, Some(IpAddr::from([10, 0, 0, 3]))));
+        let leftover = temp.path().join(format!("net/{TEMPORARY}last_reserved_ip.0"));
+        std::fs::write(&leftover, "10.0.0.").unwrap();
+        store.remove_leftovers();
+        assert!(!leftover.exists());
     }
 
     #[test]
