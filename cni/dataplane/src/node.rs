@@ -11,7 +11,8 @@ use cni_nftables::{
 
 use cni_spec::Attachment;
 
-use crate::nftables::session::{Session, State};
+use crate::nftables::session::Session;
+use crate::nftables::state::State;
 use crate::nftables::{addresses, owner_entry as record, schema};
 use crate::owned_table::Patience;
 use crate::{AddressFamily, ContainerNetns, Error};

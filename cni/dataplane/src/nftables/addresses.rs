@@ -10,7 +10,8 @@ use cni_nftables::{Element, ElementId, Transaction, Value};
 
 use super::schema::addresses::name;
 use super::schema::{self, Layout, SharedChain};
-use super::session::{Session, State};
+use super::session::Session;
+use super::state::State;
 use crate::owned_table::{unchanged, unless_no_nf_tables};
 use crate::{AddressFamily, Error, service_links};
 

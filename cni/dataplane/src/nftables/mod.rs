@@ -19,6 +19,7 @@ pub(crate) mod plan;
 pub(crate) mod publish;
 pub(crate) mod schema;
 pub(crate) mod session;
+pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 pub(crate) mod udp_flows;
@@ -41,7 +42,8 @@ use conntrack::{Selection, Target};
 use offload::Offload;
 use publish::{Job, Made};
 use schema::{Layout, Map, Protocols};
-use session::{OwnedElement, Session, State};
+use session::{OwnedElement, Session};
+use state::State;
 pub use udp_flows::FlowSearch;
 
 /// The nftables backend, on the network namespace of the thread that calls it.

@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use cni_nftables::{Element, ElementId, Transaction, Value, Verdict};
 use ipnet::IpNet;
 
-use super::exempt;
 use super::plan::{Item, Lead, as_address};
 use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, element_id};
@@ -261,8 +260,8 @@ pub(crate) fn upgrade(session: &Session, batch: &mut Transaction) -> Result<(), 
     Ok(())
 }
 
-/// Builds the removal of shared chains to which no address leads, and of the sets that only these use.
-pub(crate) fn remove_unused(session: &Session) -> Result<Transaction, Error> {
+/// Builds the removal of shared chains to which no address leads. Returns the others with it.
+pub(crate) fn remove_unused(session: &Session) -> Result<(Transaction, BTreeSet<SharedChain>), Error> {
     let all = AllChains::read(session)?;
     let mut by_network = BTreeSet::new();
     for map in of_addresses() {
@@ -293,8 +292,7 @@ pub(crate) fn remove_unused(session: &Session) -> Result<Transaction, Error> {
         }
         batch.flush_chain(&session.table, &found.name).delete_chain(&session.table, &found.name);
     }
-    exempt::delete_unused(session, &mut batch, &kept)?;
-    Ok(batch)
+    Ok((batch, kept))
 }
 
 #[cfg(test)]

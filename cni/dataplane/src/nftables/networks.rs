@@ -11,7 +11,8 @@ use ipnet::IpNet;
 use super::network_chains::{self, Ways};
 use super::plan::Lead;
 use super::schema::{self, Map, SharedChain};
-use super::session::{OwnedElement, Session, State, element_id};
+use super::session::{OwnedElement, Session, element_id};
+use super::state::State;
 use crate::networks::ContainerNetworks;
 use crate::{AddressFamily, ContainerNetns, Error};
 

@@ -12,7 +12,8 @@ use cni_nftables::{Chain, Flowtable, FlowtableInfo, Links, Rule, Table, TableId,
 
 use super::schema::flowtable::{CHAIN, FLOWTABLE, chain, flowtable};
 use super::schema::{self, Fixed, Kernel, Layout, Protocols, SharedChain};
-use super::session::{Session, State};
+use super::session::Session;
+use super::state::State;
 use crate::Error;
 use crate::owned_table::{unchanged, unless_no_nf_tables};
 

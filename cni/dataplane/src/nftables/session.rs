@@ -6,20 +6,16 @@ use std::net::IpAddr;
 use std::ops::Deref;
 
 use cni_nftables::{
-    ChainInfo, Element, ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value,
-    Verdict,
+    ChainInfo, Element, ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Value, Verdict,
 };
 
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
-use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, udp_flows};
-use super::{network_chains, plan};
+use super::plan;
+use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
-
-/// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
-const DORMANT: u32 = 1;
 
 /// The table `inet slipway`, read as its maps and elements.
 #[derive(Debug)]
@@ -31,16 +27,6 @@ impl Deref for Session {
     fn deref(&self) -> &OwnedTable {
         &self.0
     }
-}
-
-/// The table's state: what a batch has to begin with.
-#[derive(Debug)]
-pub(crate) enum State {
-    Ready,
-    /// The table is missing: a batch has to begin with the bootstrap.
-    Missing,
-    /// Chains are emptied, changed or unhooked, or of an older schema: a batch has to begin with these changes.
-    Damaged(Transaction),
 }
 
 /// An element of our maps, also one that was made by hand.
@@ -149,7 +135,7 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
 }
 
 /// The optional parts of a table with these chains.
-fn layout_of(present: &[ChainInfo]) -> Layout {
+pub(super) fn layout_of(present: &[ChainInfo]) -> Layout {
     let chain = |name: &str| present.iter().find(|chain| chain.name == name);
     let addresses = chain(addresses::name(AddressFamily::V4)).is_some();
     let layout = Layout { addresses, ..Layout::PLAIN };
@@ -165,71 +151,6 @@ impl Session {
     /// The socket alone.
     pub(crate) fn into_socket(self) -> Socket {
         self.0.socket
-    }
-
-    /// Compares the table with the one that this version makes: present, of this schema, hooked, with its
-    /// rules.
-    pub(crate) fn state(&self) -> Result<State, Error> {
-        let Some(table) = self.info()? else { return Ok(State::Missing) };
-        match self.schema()? {
-            None => return Ok(State::Missing),
-            Some(schema::SCHEMA) => {}
-            Some(older) => return self.upgrade(older).map(State::Damaged),
-        }
-        let (damaged, wrong) = self.differences()?;
-        let damaged = damaged || table.flags & DORMANT != 0;
-        if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
-    }
-
-    /// Compares the fixed chains: true if one is missing or has lost rules, and the names of those at another
-    /// hook or priority.
-    fn differences(&self) -> Result<(bool, Vec<String>), Error> {
-        let present = self.chains_named(&schema::CHAINS)?;
-        let fixed = schema::fixed_chains(layout_of(&present));
-        let (mut wrong, mut damaged) = (Vec::new(), false);
-        for wanted in &fixed {
-            let chain = &wanted.chain;
-            let expected = schema::expected_use(&chain.name, &fixed);
-            match present.iter().find(|present| present.name == chain.name) {
-                None => damaged = true,
-                Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
-                // The kernel counts rules and references. Elements may refer to a chain that is not a base
-                // chain.
-                Some(found) if chain.base.is_some() => damaged |= found.uses != expected,
-                Some(found) => damaged |= found.uses < expected,
-            }
-        }
-        Ok((damaged, wrong))
-    }
-
-    fn repair(&self, wrong: &[String]) -> Result<Transaction, Error> {
-        let (shared, layout) = (self.shared_chains()?, self.layout()?);
-        let mut batch = Transaction::new();
-        for name in wrong {
-            batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
-        }
-        // Another process may have deleted the flowtable and left the chain.
-        if layout.offloading.is_some() && self.flowtable()?.is_none() {
-            batch.add_flowtable(flowtable::flowtable(&self.table, &[]));
-        }
-        batch.append(schema::repair(&shared, layout));
-        // The rules of a dormant table have recorded nothing, and stay as they are.
-        if self.element(&udp_flows::element(0))?.is_some() {
-            batch.delete_element(udp_flows::element(0));
-        }
-        log::warn!("table {}: another program changed chains: repairing them", schema::TABLE);
-        Ok(batch)
-    }
-
-    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps
-    /// what attachments have.
-    fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
-        let mut batch = schema::upgrade(found);
-        // The kernel changes neither hook nor priority of an existing chain.
-        let (_, moved) = self.differences()?;
-        batch.append(self.repair(&moved)?);
-        network_chains::upgrade(self, &mut batch)?;
-        Ok(batch)
     }
 
     /// Reads which optional parts the table has.

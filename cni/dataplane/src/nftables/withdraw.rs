@@ -12,7 +12,7 @@ use cni_spec::Attachment;
 
 use super::schema::{self, Map};
 use super::session::{OwnedElement, Session};
-use super::{network_chains, plan};
+use super::{exempt, network_chains, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
@@ -260,7 +260,9 @@ pub(crate) fn retain(
                 }
             }
             if batch.is_empty() {
-                batch = network_chains::remove_unused(session)?;
+                let (unused, used) = network_chains::remove_unused(session)?;
+                batch = unused;
+                exempt::delete_unused(session, &mut batch, &used)?;
             }
             held.truncate(count);
             let removed = (!batch.is_empty()).then_some(held);
