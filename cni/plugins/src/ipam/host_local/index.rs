@@ -357,7 +357,7 @@ impl Index {
     }
 
     fn all<const SLOT: usize>(&self, base: u64, fill: Fill, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
-        let mut page = [0; 16 * 1024];
+        let mut page = [0; 16_384];
         let per_page = page.len() / SLOT;
         let mut done = 0;
         while done < fill.size {

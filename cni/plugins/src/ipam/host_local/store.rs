@@ -484,6 +484,12 @@ mod tests {
     }
 
     #[test]
+    fn the_boot_id_is_the_kernels() {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert_eq!(cni_spec::text::hex(&boot_id()), text.trim().replace('-', ""));
+    }
+
+    #[test]
     fn files_that_are_no_reservations_are_foreign() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::create(temp.path(), "net").unwrap();

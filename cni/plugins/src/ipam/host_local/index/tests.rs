@@ -109,6 +109,8 @@ fn a_reader_notices_a_change_that_another_process_began() {
     writer.insert(owner(1), address(1)).unwrap();
     writer.finish(STAMP).unwrap();
     assert!(!reader.is_as_opened(&STAMP), "the tables have more entries");
+    let again = Index::open(reader.file, &STAMP).unwrap();
+    assert_eq!((again.head, again.head.owners.used), (writer.head, 1));
 }
 
 #[test]
@@ -138,6 +140,16 @@ fn the_format_of_the_file_is_fixed() {
         cni_spec::text::hex(&Sha256::digest(&bytes)),
         "6ef8f87727bd2fbc2424cdfac8bd937630c1299c5fe5212c43128344b3c65283"
     );
+}
+
+/// Such a file is damaged, since a table grows before it is full. A call must not hang because of it.
+#[test]
+fn a_search_in_a_table_without_an_empty_slot_ends() {
+    let index = Index::create(tempfile::tempfile().unwrap(), &Contents::default()).unwrap();
+    let slots = usize::try_from(index.length() - HEAD).unwrap();
+    index.file.write_all_at(&vec![REMOVED; slots], HEAD).unwrap();
+    assert_eq!(index.owned(owner(1)).unwrap(), Some(Vec::new()));
+    assert_eq!(index.taken(Block::of(address(1)).0).unwrap(), Bits::default());
 }
 
 #[test]
