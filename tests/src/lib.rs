@@ -121,7 +121,7 @@ pub use sample::{one_in, one_of_each_pair_if_slow, sample, sample_of_unknown, st
 pub use sctp::{SCTP, SctpProbe, expect_sctp, has_sctp};
 pub use seen_ports::without_seen_ports;
 pub use skip::{record_skip, test_name};
-pub use snapshot::Snapshot;
+pub use snapshot::{SHARED_IN_NFTABLES, Snapshot};
 pub use sniffer::{Frame, Sniffer};
 pub use space::{CommandOutput, Space, in_namespace, quoted};
 pub use steady::{Deliveries, SteadyFlow, Stop};

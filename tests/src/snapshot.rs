@@ -15,6 +15,10 @@ use crate::family::has_ipv6;
 use crate::node::Node;
 use crate::space::Space;
 
+/// What the attachments of a node share in nftables: the first ADD makes it, and a GC or another ADD changes it.
+pub const SHARED_IN_NFTABLES: &[&str] =
+    &["nft table", "nft chain", "nft rule", "nft map", "nft set", "-networks4 ", "-networks6 "];
+
 /// The state of a node: links, addresses, routes, rules, neighbours that were added by hand, the nftables ruleset (each
 /// element and rule on a separate line), iptables rules of both variants, and all files under the node's private /run
 /// and /var/lib.

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Proto, Snapshot, quoted, skip, slipway};
+use slipway_tests::{Node, Proto, SHARED_IN_NFTABLES, Snapshot, quoted, skip, slipway};
 
 /// The plugin directory in the jail.
 const BIN: &str = "/opt/cni/bin";
@@ -80,8 +80,7 @@ fn the_binary_runs_in_an_empty_file_system() {
             "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
         },
     });
-    // The elements of the network stay for its next container.
-    let state = || Snapshot::take(&node, &[&pod]).without(&["-networks4 "]);
+    let state = || Snapshot::take(&node, &[&pod]).without(SHARED_IN_NFTABLES);
     let before = state();
     let first = call("ADD", &bridge).ok();
     portmap["prevResult"] = first.clone();

@@ -3,7 +3,7 @@
 //! Set-ups and teardowns: results, repetitions, failures and records.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Proto, at, slipway_only};
+use slipway_tests::{Node, Proto, SHARED_IN_NFTABLES, at, slipway_only};
 
 use crate::{Call, GATEWAYS, Net, error, state};
 
@@ -12,9 +12,8 @@ fn a_set_up_container_has_its_addresses_and_reaches_the_outside() {
     slipway_only!();
     let (node, client) = Node::with_client();
     let (first, pod) = (node.pod("first"), node.pod("web"));
-    // The table, and the elements of its networks, stay for the next container.
-    const SHARED: &[&str] = &["table", "chain", "rule", "map", "set", "-networks", "ip_forward"];
-    let before = state(&node, &[&pod]).without(SHARED);
+    let unshared = || state(&node, &[&pod]).without(SHARED_IN_NFTABLES).without(&["ip_forward"]);
+    let before = unshared();
     let net = Net::new();
     let call = Call::new(&node, &net, &pod, 5).option("static_mac", json!("02:00:00:00:89:05"));
     let status = call.setup();
@@ -43,7 +42,7 @@ fn a_set_up_container_has_its_addresses_and_reaches_the_outside() {
     pod.expect(Proto::Tcp, (client.v4, 7), "outside");
     call.teardown();
     assert!(!node.has_link("sw0"), "the bridge goes with the last container");
-    before.assert_same(&state(&node, &[&pod]).without(SHARED));
+    before.assert_same(&unshared());
 }
 
 #[test]

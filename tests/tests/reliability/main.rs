@@ -15,8 +15,8 @@ mod stage;
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, Disturbance, Network, Output, PluginCall, Point, Snapshot, assert_killed, disturbed,
-    error_points, every_call, failures, is_peer, kill_points, sample,
+    Attach, Disturbance, Network, Output, PluginCall, Point, SHARED_IN_NFTABLES, Snapshot, assert_killed,
+    disturbed, error_points, every_call, failures, is_peer, kill_points, sample,
 };
 
 use crate::stage::{Cleanup, Stage};
@@ -144,19 +144,9 @@ fn del_is_killed(interface: &'static str, at: usize) {
 /// The first ADD of a node creates the shared objects: the bridge, the tables and the folders. These may remain, but
 /// the attachment's objects must not.
 fn first_add_is_killed(interface: &'static str, at: usize) {
-    let shared = [
-        " br0 ",
-        "\"br0\"",
-        "nft table",
-        "nft chain",
-        "nft rule",
-        "nft map",
-        "nft set",
-        "-networks4 ",
-        "-networks6 ",
-        "folder ",
-    ];
-    let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock"]);
+    let of = |stage: &Stage| {
+        stage.state().without(SHARED_IN_NFTABLES).without(&[" br0 ", "\"br0\"", "folder ", "/lock"])
+    };
     let model = Stage::empty(interface);
     let config = config_for(&model.network(), &model.attach(), at, "ADD");
     let call = model.network().prepare("ADD", &config, Some(&model.attach()));

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Failure, Host, Network, Node, Pod, Proto, Server, Snapshot, Space, host_local, usable,
+    Attach, Failure, Host, Network, Node, Pod, Proto, SHARED_IN_NFTABLES, Server, Snapshot, Space,
+    host_local, usable,
 };
 
 use crate::Setting;
@@ -426,16 +427,7 @@ pub(crate) fn run(setting: Setting, script: &Script) -> Outcome {
         }
     }
     // A flush or a GC also takes shared objects, which come back with the next ADD that needs them.
-    let shared = [
-        "nft table",
-        "nft chain",
-        "nft rule",
-        "nft map",
-        "nft set",
-        "-networks4 ",
-        "-networks6 ",
-        "CNI-HOSTPORT-",
-    ];
-    let changes = before.without(&shared).changes_in_the_end(|| state().without(&shared));
+    let unshared = |state: Snapshot| state.without(SHARED_IN_NFTABLES).without(&["CNI-HOSTPORT-"]);
+    let changes = unshared(before).changes_in_the_end(|| unshared(state()));
     ensure(changes.is_empty(), || format!("left:\n{}", changes.join("\n")))
 }

@@ -4,8 +4,8 @@
 //!
 //! The usual way is by its network: the map of networks has one element that leads the containers of a network to
 //! their chain, and an ADD makes nothing that leads anywhere. An address has an element of its own if it needs another
-//! chain (`masqAll`, several networks, another list of `nonMasqueradeCIDRs` than the containers before it), and if its
-//! network overlaps with another one: a map of intervals can have only one of them.
+//! chain (`masqAll`, several networks, another list of `nonMasqueradeCIDRs` than the containers before it), or if its
+//! network overlaps with another one, because intervals in a map must not overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -109,6 +109,8 @@ fn leads_to(session: &Session, networks: Map, lead: &Lead) -> Result<bool, Error
 #[derive(Debug, Default)]
 pub(crate) struct Ways<'a> {
     leads: &'a [Lead],
+    /// The chains that may be missing: no element of a network leads there, which keeps a chain from being deleted.
+    chains: BTreeSet<&'a SharedChain>,
     /// The networks that get an element.
     new: Vec<NetworkChain>,
     /// The addresses with an element of their own.
@@ -122,11 +124,12 @@ impl<'a> Ways<'a> {
     }
 
     fn given(mut known: NetworkChains, leads: &'a [Lead]) -> Self {
-        let (mut new, mut own) = (Vec::new(), Vec::new());
+        let (mut chains, mut new, mut own) = (BTreeSet::new(), Vec::new(), Vec::new());
         for lead in leads {
             if known.lead(lead) {
                 continue;
             }
+            chains.insert(&lead.chain);
             let of_network = lead.map.networks().zip(lead.chain.of_network());
             let wanted = of_network.map(|(map, network)| NetworkChain::of(map, &network, &lead.chain));
             match wanted {
@@ -137,7 +140,7 @@ impl<'a> Ways<'a> {
                 _ => own.push(lead),
             }
         }
-        Self { leads, new, own }
+        Self { leads, chains, new, own }
     }
 
     /// The elements of addresses that have their own.
@@ -145,23 +148,17 @@ impl<'a> Ways<'a> {
         self.own.iter().map(|lead| lead.own_item())
     }
 
-    /// The keys of elements that would lead other addresses elsewhere than their networks.
+    /// Where an element would lead an address elsewhere than its network does.
     pub(crate) fn without_own(&self) -> impl Iterator<Item = (Map, Vec<Value>)> {
         let others = self.leads.iter().filter(|lead| !self.own.contains(lead));
         others.map(|lead| (lead.map, vec![Value::address(lead.address)]))
     }
 
     /// Adds the chains and the elements of networks that are missing.
-    pub(crate) fn add_missing(
-        &self,
-        session: &Session,
-        batch: &mut Transaction,
-        layout: Layout,
-    ) -> Result<(), Error> {
-        let chains: BTreeSet<&SharedChain> = self.leads.iter().map(|lead| &lead.chain).collect();
-        for chain in chains {
+    pub(crate) fn add_missing(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
+        for chain in &self.chains {
             if session.chain(&chain.name())?.is_none() {
-                schema::add_shared(batch, chain, layout);
+                schema::add_shared(batch, chain, session.layout()?);
             }
         }
         self.add_networks(batch);

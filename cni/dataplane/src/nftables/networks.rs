@@ -28,7 +28,7 @@ pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<()
         session.transact(&operation, |_| {
             let mut batch = Transaction::new();
             if let Some((_, lead)) = change(session, container, (network, &elsewhere))? {
-                Ways::decide(session, &[lead])?.add_missing(session, &mut batch, session.layout()?)?;
+                Ways::decide(session, &[lead])?.add_missing(session, &mut batch)?;
             }
             Ok((batch, ()))
         })?;
@@ -40,7 +40,7 @@ pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<()
                 }
                 let leads = [lead];
                 let ways = Ways::decide(session, &leads)?;
-                ways.add_missing(session, &mut batch, session.layout()?)?;
+                ways.add_missing(session, &mut batch)?;
                 for item in ways.own_items() {
                     let element = Element::new(element_id(item.map, &item.key, None));
                     batch.add_element(

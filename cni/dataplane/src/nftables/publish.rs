@@ -214,7 +214,7 @@ impl Job {
         ways: &Ways<'_>,
     ) -> Result<(), Error> {
         exempt::add_missing(session, batch, &self.plan.exempt)?;
-        ways.add_missing(session, batch, session.layout()?)
+        ways.add_missing(session, batch)
     }
 
     fn creations(&self, items: &[Item]) -> Transaction {
