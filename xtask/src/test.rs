@@ -214,10 +214,12 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
         if args.full && suites.is_empty() { unit.and_then(|_| unit_tests(args, stages)) } else { unit };
     // After the others: these tests measure.
     let measured = (heavy.is_ok() && network.is_ok()).then(|| ready.tests(Which::Alone, args.repeat, stages));
+    let shown = if args.is_part() { Ok(()) } else { demo(stages) };
     // Also after a failure, which would hide an unlisted skip until it is repaired.
     let skips = ready.skips(stages);
     let passed = unit? + network? + heavy? + measured.transpose()?.unwrap_or_default();
     doc?;
+    shown?;
     none_is_no_proof(passed)?;
     Ok(skips? + &machines.transpose()?.unwrap_or_default())
 }
@@ -283,6 +285,16 @@ fn documentation(stages: &Stages) -> Result<()> {
         let results: Result<Vec<String>> =
             checks.into_iter().map(|mut check| result(&mut check, log)).collect();
         Ok(results?.join("; "))
+    })
+}
+
+/// The demo, which is the first thing that a newcomer runs. A process of its own, because the demo leaves this machine's
+/// namespaces.
+fn demo(stages: &Stages) -> Result<()> {
+    stages.run("demo", |log| {
+        let task = std::env::current_exe().map_err(|e| Error::system("find this program", e))?;
+        run::log(Command::new(task).arg("demo"), &log.file)?;
+        Ok(String::new())
     })
 }
 

@@ -16,6 +16,10 @@ use xtask_base::run::{self, tool};
 
 /// The bridge belongs to the network and stays, with the reference plugins as with ours.
 const NETWORK_LINKS: [&str; 1] = ["cni0"];
+/// The maps that lead the addresses of a network to its chains. Like the bridge, their elements belong to the network and
+/// stay for its next pod, until a GC.
+const NETWORK_MAPS: [&str; 4] =
+    ["hairpin-networks4", "hairpin-networks6", "masquerade-networks4", "masquerade-networks6"];
 /// The folder of `host-local`'s reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
@@ -56,9 +60,11 @@ pub(super) fn prove(screen: &Screen, before: &Snapshot, gone: &Gone) -> Result<u
         failed += screen.verdict("no published port", !table.lines().any(|line| names(line, gone)));
     }
     let ruleset = run::capture(&mut tool("nft", &["list", "ruleset"]))?;
-    let elements = elements(&json(&run::capture(&mut tool("nft", &["-json", "list", "ruleset"]))?)?);
-    screen
-        .note(&format!("{} lines in the ruleset, {elements} elements in its maps", ruleset.lines().count()));
+    let elements = elements_of_pods(&json(&run::capture(&mut tool("nft", &["-json", "list", "ruleset"]))?)?);
+    screen.note(&format!(
+        "{} lines in the ruleset, {elements} elements of pods in its maps",
+        ruleset.lines().count()
+    ));
     let clean = elements == 0 && !ruleset.lines().any(|line| names(line, gone));
     failed += screen.verdict("no element, no rule", clean);
     if !clean {
@@ -93,11 +99,14 @@ fn shown_if_any(screen: &Screen, left: &[String]) -> bool {
     left.is_empty()
 }
 
-/// The number of elements in all maps and sets of a ruleset in nft's JSON (libnftables-json(5)).
-fn elements(ruleset: &Value) -> usize {
+/// The number of elements in all maps and sets of a ruleset in nft's JSON (libnftables-json(5)), except in
+/// [`NETWORK_MAPS`].
+fn elements_of_pods(ruleset: &Value) -> usize {
     let objects = ruleset["nftables"].as_array().into_iter().flatten();
     objects
-        .flat_map(|object| ["map", "set"].map(|kind| object[kind]["elem"].as_array().map_or(0, Vec::len)))
+        .flat_map(|object| ["map", "set"].map(|kind| &object[kind]))
+        .filter(|set| !set["name"].as_str().is_some_and(|name| NETWORK_MAPS.contains(&name)))
+        .map(|set| set["elem"].as_array().map_or(0, Vec::len))
         .sum()
 }
 
@@ -139,8 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn elements_of_all_maps_and_sets_are_counted() {
-        let ruleset = json!({"nftables": [{"map": {"elem": [1, 2]}}, {"set": {"elem": [1]}}, {"map": {}}, {"rule": {}}]});
-        assert_eq!(elements(&ruleset), 3);
+    fn the_elements_of_networks_are_not_counted_as_those_of_pods() {
+        let ruleset = json!({"nftables": [
+            {"map": {"name": "hostports4", "elem": [1, 2]}},
+            {"set": {"name": "published4", "elem": [1]}},
+            {"map": {"name": "hairpin-networks4", "elem": [1]}},
+            {"map": {"name": "hostports6"}},
+            {"rule": {}}
+        ]});
+        assert_eq!(elements_of_pods(&ruleset), 3);
     }
 }

@@ -9,8 +9,8 @@ use xtask_base::progress::Stages;
 use xtask_base::run::{self, cargo};
 
 use super::{
-    Args, documentation, lints, machines, new_seed, none_is_no_proof, prepare, quiet, rebuild_bpf_programs,
-    unit_tests,
+    Args, demo, documentation, lints, machines, new_seed, none_is_no_proof, prepare, quiet,
+    rebuild_bpf_programs, unit_tests,
 };
 use crate::pool::Which;
 
@@ -49,6 +49,7 @@ pub(super) fn run(args: &Args, stages: &Stages) -> Result<String> {
                     passed += ready.tests(which, args.repeat, stages)?;
                 }
                 none_is_no_proof(passed)?;
+                demo(stages)?;
                 documentation(stages)?;
                 skipped += &ready.skips(stages)?;
             }
