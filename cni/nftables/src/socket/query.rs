@@ -157,9 +157,6 @@ impl Socket {
     /// One element by its key; none if it, its set or its table is missing. In a set of ranges: the element
     /// with exactly this range or, without an end, the element that contains the key.
     pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
-        let Some(set) = self.known_set(id)? else {
-            return Ok(None);
-        };
         let mut message = get(GET_ELEMENT, flag::ACK, id.table.family.number());
         message.text(uapi::LIST_TABLE, &id.table.name).text(uapi::LIST_SET, &id.set);
         message.nest(uapi::LIST_ELEMENTS, |list| {
@@ -170,16 +167,18 @@ impl Socket {
                 }
             });
         });
-        let mut found = None;
-        let operation = format!("read element {id}");
-        let result = self.channel.request(message, |_, body| {
-            parse::elements(body, &set, |element| found = Some(element));
-        });
-        match result {
-            Ok(_) => Ok(found),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::Io { operation, errno }),
+        let mut reply = None;
+        match self.channel.request(message, |_, body| reply = Some(body.to_vec())) {
+            Ok(_) => {}
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(Error::Io { operation: format!("read element {id}"), errno }),
         }
+        // The set has the types of the data. It is read only now, because most look-ups are for elements that no one has.
+        let mut found = None;
+        if let (Some(body), Some(set)) = (reply, self.known_set(id)?) {
+            parse::elements(&body, &set, |element| found = Some(element));
+        }
+        Ok(found)
     }
 
     /// The set of an element. A set that was replaced while this socket was open is not noticed.
