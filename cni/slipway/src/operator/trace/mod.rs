@@ -41,7 +41,8 @@ const COUNT_AGAIN: Duration = Duration::from_millis(500);
 /// Show real packets to a port, hook by hook through the node's rules
 ///
 /// Has the kernel trace packets to this address and port, a few a second at most, and prints what each chain did with them,
-/// also chains of other programs. The rule for this ends with the command, even if it is killed. No packet is sent. Packets
+/// also chains of other programs. The rule for this ends with the command, from Linux 5.12 also if it is killed; before, the
+/// next trace removes it. No packet is sent. Packets
 /// that BPF programs carry past netfilter are counted only; rules of iptables-legacy are not shown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
