@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! How many containers a network has room for, by its configuration alone.
+//! How many containers a network has room for, computed from its configuration alone.
 
 use cni_spec::{CniError, NetConf};
 
@@ -11,18 +11,18 @@ use crate::meta::flannel;
 /// The most ports of a bridge: port numbers have ten bits, and 0 is not used (`BR_PORT_BITS`, `find_portno`).
 pub const BRIDGE_PORTS: u64 = 1023;
 
-/// What bounds the number of a network's containers on this node.
+/// The limits on the number of a network's containers on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capacity {
-    /// The addresses that can be given out: those of the smallest range set of host-local, as a container gets one of
-    /// each. None if they are not known here, as with dhcp or without IPAM.
+    /// The number of addresses that can be given out. With host-local it is the size of the smallest range set, because
+    /// a container gets one address from each set. None if the number is not known here, as with dhcp or without IPAM.
     pub addresses: Option<u64>,
     /// The bridge that the containers' links join, which other networks may share.
     pub bridge: Option<String>,
 }
 
 impl Capacity {
-    /// The capacity of a network by the configuration of its first plugin.
+    /// The capacity of a network according to the configuration of its first plugin.
     ///
     /// # Errors
     /// [`CniError`] for a configuration with which an ADD fails.

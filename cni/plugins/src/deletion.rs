@@ -50,7 +50,7 @@ pub(crate) fn before_add(plugin: &dyn Plugin, attachment: &Attachment) {
     }
 }
 
-/// True if a DEL of the attachment has begun, and no ADD since.
+/// True if a DEL of the attachment has begun, and no ADD has begun since.
 #[must_use]
 pub fn has_begun(attachment: &Attachment) -> bool {
     DurableDir::open(&path()).and_then(|marks| marks.exists(name(attachment))).unwrap_or(false)
@@ -134,7 +134,7 @@ mod tests {
             sweep(&marks, SystemTime::now() + later).unwrap();
             assert_eq!(marks.exists(name(&attachment)).unwrap(), is_there);
         }
-        // The clock was set back since.
+        // The clock has been set back since the mark was made.
         set(&marks, &attachment).unwrap();
         sweep(&marks, SystemTime::UNIX_EPOCH).unwrap();
         assert!(marks.exists(name(&attachment)).unwrap());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The parsers that are not public, for fuzzing: each takes any bytes and returns what it has read.
+//! The parsers that are not public, for fuzzing. Each takes any bytes and returns what it has read.
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -27,7 +27,7 @@ pub fn saved_delegate(bytes: &[u8]) -> impl Debug {
     saved::whole(bytes)
 }
 
-/// Takes the place of a plugin's verbs: the configuration is read, and nothing is done.
+/// Replaces a plugin's verbs by reading the configuration only.
 #[derive(Debug)]
 struct UpToTheKernel(&'static dyn Plugin);
 
@@ -37,7 +37,7 @@ impl Script for UpToTheKernel {
     }
 
     fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError> {
-        // GC and STATUS are about no attachment.
+        // GC and STATUS do not concern an attachment, so the environment may have no container ID.
         let id: &str = if env.container_id.is_empty() { "c1" } else { &env.container_id };
         let ifname: &str = if env.ifname.is_empty() { "eth0" } else { &env.ifname };
         let attachment = Attachment::new(&config.name, id, ifname).map_err(CniError::from)?;
@@ -47,8 +47,8 @@ impl Script for UpToTheKernel {
     }
 }
 
-/// Answers a call of a plugin as its process does, up to the first system call of a verb: the exit code, and what it
-/// prints. None for an unknown plugin.
+/// Answers a call of a plugin as the plugin's process would, but only up to the first system call of the verb. Returns
+/// the exit code and the output. None for an unknown plugin.
 #[must_use]
 pub fn call(
     name: &str,

@@ -6,11 +6,12 @@
 //! - [`ipam`]: plugins that assign addresses
 //! - [`meta`]: plugins that come later in a chain and add to what an earlier one has made
 //!
-//! A call enters by [`registry`], which knows all plugins by name, and [`skel`], which speaks the protocol: it reads the
-//! environment and the configuration, negotiates the version, and calls the plugin's [`plugin::Plugin`] methods. What a
-//! plugin has done so far is taken back by [`undo`] if a later step fails. What must stay as the ADD left it is described in
-//! [`expected`], which attachments are being deleted in [`deletion`], how many containers a network has room for in [`capacity`]. The settings of the whole node are in
-//! [`node_defaults`]; [`keys`] lists each key that any plugin decodes.
+//! A call enters through [`registry`], which knows all plugins by name, and [`skel`], which speaks the protocol: it
+//! reads the environment and the configuration, negotiates the version, and calls the plugin's [`plugin::Plugin`]
+//! methods. If a step fails, [`undo`] reverts what the plugin has done so far. [`expected`] describes what must stay as
+//! the ADD left it, [`deletion`] knows which attachments are being deleted, and [`capacity`] how many containers a
+//! network has room for. The settings of the whole node are in [`node_defaults`], and [`keys`] lists each key that any
+//! plugin decodes.
 //!
 //! Nothing here knows about commands for operators or about netavark: the binary `slipway` adds both.
 

@@ -14,7 +14,7 @@ pub trait Plugin: Sync {
     /// The plugin's `type` and the name of its link in the plugin directory.
     fn name(&self) -> &'static str;
 
-    /// One line for help texts.
+    /// A summary in a single line, for help texts.
     fn summary(&self) -> &'static str;
 
     /// True if the key `ipam.type` may name the plugin.

@@ -39,7 +39,7 @@ impl Plugin for Dummy {
             request,
             plugin: "dummy",
             addresses: Addresses::Ipam,
-            // The link receives nothing.
+            // A dummy link receives no advertisements.
             advertisements: Advertisements::AsNamespace,
             dns: None,
             ipam_failed: "",

@@ -85,7 +85,7 @@ fn open(request: &Request<'_>) -> Result<(Netns, RouteSocket), CniError> {
     Ok((netns, socket))
 }
 
-/// Has code 4, as the path comes from the environment.
+/// The code is 4, because the path comes from the environment.
 fn bad_netns(path: &Path, error: &NetnsError) -> CniError {
     CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {error}"))
 }

@@ -81,7 +81,7 @@ impl Plugin for Tap {
             dns: Some(settings.dns.clone()),
             ipam_failed: "",
             settings: &[],
-            // No program is at the other end yet.
+            // No program has opened the other end yet, so no probe would be answered.
             detection: DuplicateDetection::Skip,
         };
         recipe.add(|site| settings.make(site))

@@ -67,7 +67,7 @@ pub struct Known {
 pub struct Level {
     common: &'static [Key],
     own: &'static [Key],
-    /// True if a plugin of another binary may know more keys.
+    /// True if a plugin that is not in this binary may know more keys.
     foreign: bool,
 }
 

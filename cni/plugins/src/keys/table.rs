@@ -39,7 +39,7 @@ pub(super) const COMMON: &[Key] = &[
     key("cni.dev/attachments", Open),
 ];
 
-/// The key of plugins whose link receives packets of others.
+/// The key of plugins whose link receives packets from other hosts.
 const ACCEPT_RA: Key = key("acceptRA", Bool);
 
 /// Keys of every `ipam`.
@@ -203,7 +203,7 @@ const fn of_ipam(plugin: &'static str, ipam: &'static [Key]) -> Known {
     Known { plugin, keys: &[], ipam }
 }
 
-/// The keys of that plugin; none if it is not of this binary.
+/// The keys of that plugin; none if this binary does not have the plugin.
 pub(super) fn of(plugin: &str) -> Option<&'static Known> {
     PLUGINS.iter().find(|known| known.plugin == plugin)
 }

@@ -23,7 +23,7 @@ fn paths(keys: &[Key], above: &str) -> Fields {
     all
 }
 
-/// True if the table has the path, or one above it below which anything may be.
+/// True if the table has the path, or has an ancestor of the path that accepts any keys.
 fn has(known: &Known, path: &str) -> bool {
     let mut levels = vec![Level { common: table::COMMON, own: known.keys, foreign: false }];
     for part in path.split('.') {
@@ -123,7 +123,7 @@ fn unknown_keys_are_named_with_what_may_be_meant() {
             "unknown key \"x\"",
         ]
     );
-    // Called for addresses: the rest is another plugin's.
+    // An IPAM plugin is called with another plugin's configuration, so only the keys of its own part are checked.
     assert_eq!(warned("host-local", &config).len(), 2);
     assert_eq!(warned("static", &config).len(), 0);
     let flannel = json!({"name": "n", "type": "flannel", "delegate": {"hairpin": true}, "ipam": {"x": 1}});

@@ -89,8 +89,8 @@ pub fn start(default: &str) {
     }
 }
 
-/// The key `log` of the node's settings. None if the file is missing or wrong, as a call is not stopped for
-/// its log; other keys are ignored.
+/// The key `log` of the node's settings. None if the file is missing or malformed, because a call must not fail because
+/// of its log. Other keys are ignored.
 fn read_settings() -> Option<LogSettings> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

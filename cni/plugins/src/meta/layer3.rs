@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn gateways_come_after_the_routes_to_them() {
-        // In the kernel's order: the shortest prefix first.
+        // The routes are in the kernel's order, with the shortest prefix first.
         let before = [
             route("0.0.0.0/0", Some("10.8.0.1"), 254, 3),
             route("10.8.0.1/32", None, 254, 3),

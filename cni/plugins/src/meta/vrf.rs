@@ -128,7 +128,7 @@ impl Plugin for Vrf {
     }
 }
 
-/// The interface is in the VRF, and its routes are in the VRF's table.
+/// The expected state: the interface is in the VRF, and its routes are in the VRF's table.
 struct Membership {
     config: Config,
     netns: Option<PathBuf>,

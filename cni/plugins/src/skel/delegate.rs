@@ -31,12 +31,11 @@ pub(crate) fn ipam_needs_link(config: &NetConf) -> bool {
     config.ipam == "dhcp"
 }
 
-/// Calls the configured IPAM plugin's ADD. If a later step fails, the caller releases the addresses with
-/// [`ipam_del`].
+/// Calls ADD of the configured IPAM plugin. If a later step fails, the caller releases the addresses with [`ipam_del`].
 ///
 /// # Errors
-/// The plugin is missing or fails; code 7 for an address that no container can have. If the result is refused, the
-/// addresses are released.
+/// The plugin is missing or fails, or it returns an address that no container can have (code 7). If the result is
+/// refused, the addresses are released.
 pub(crate) fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
     checked(request.config, &output).inspect_err(|_| {
@@ -73,7 +72,7 @@ pub(crate) fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
 /// Calls the IPAM plugin's STATUS.
 ///
 /// # Errors
-/// No such plugin, or the plugin's own error: code 50 if no address is free.
+/// There is no such plugin, or the plugin itself returns an error: code 50 if no address is free.
 pub(crate) fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "STATUS").map(drop)
 }
@@ -106,8 +105,8 @@ fn below(env: &Env, command: &str) -> Env {
     Env { command: command.to_owned(), depth: env.depth.saturating_add(1), ..env.clone() }
 }
 
-/// Calls plugin `name` with `env` and the configuration, and returns its output. `may` checks a plugin of
-/// this binary only, not a foreign file of the same name.
+/// Calls the plugin `name` with `env` and the configuration, and returns its output. `may` is asked only about a plugin
+/// of this binary, not about a foreign file of the same name.
 fn delegate(
     name: &str,
     env: &Env,

@@ -131,7 +131,7 @@ fn addresses_of_a_malformed_result_are_released() {
 
 #[test]
 fn neither_side_blocks_the_other() {
-    // More than a pipe holds, both ways; and a plugin that reads nothing.
+    // Input and output are larger than a pipe, and the second plugin reads nothing.
     let config = format!(r#"{{"name":"n","pad":"{}"}}"#, "x".repeat(300_000));
     let folder = TempDir::new().unwrap();
     script(&folder, "head -c 300000 /dev/zero; cat >/dev/null");

@@ -64,11 +64,10 @@ pub struct Callee<'a> {
 
 /// Output that replaces the plugin's own: `noop` plays other plugins in tests of runtimes.
 pub trait Script: Sync + std::fmt::Debug {
-    /// The versions to report for VERSION; none: [`Plugin::versions`].
+    /// The versions to report for VERSION; none for those of [`Plugin::versions`].
     fn versions(&self, env: &Env) -> Option<Vec<String>>;
 
-    /// The output of a call whose environment and configuration are valid; none: the plugin's method is
-    /// called.
+    /// The output of a call whose environment and configuration are valid; none to call the plugin's method.
     fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError>;
 }
 

@@ -44,7 +44,7 @@ pub fn hand_over(is_del: bool) {
     }
 }
 
-/// Starts the process. Of two that are started at once, the first gets no more sockets, and ends soon.
+/// Starts the process. If two calls start one at the same time, the first one gets no more sockets and soon ends.
 fn start(sockets: &[OwnedFd]) -> io::Result<()> {
     DurableDir::create(Path::new(RUN_DIR), 0o755).map_err(io::Error::other)?;
     let inbox = unix::bind(Path::new(SOCKET), |path| UnixDatagram::bind(path))?;

@@ -147,7 +147,7 @@ fn missing_variables_are_named_together_in_order() {
     for (verb, missing) in rows {
         let msg = format!("required env variables [{missing}] missing");
         Call::new(verb, "").without(&all).fails(4, &msg, "");
-        // Empty is missing too.
+        // An empty variable counts as missing, too.
         Call::new(verb, "").without(&all).set("CNI_PATH", "").fails(4, &msg, "");
     }
 }

@@ -45,7 +45,7 @@ pub(super) enum Gateway {
     None,
     /// The bridge has the gateway's address.
     Address,
-    /// As `Address`, and the containers' default route leads there.
+    /// Like `Address`, and the containers' default route leads to the bridge.
     DefaultRoute,
 }
 

@@ -72,7 +72,7 @@ fn gateway(inside: &Inside<'_>, settings: &Settings, previous: &AddResult) -> Re
     Ok(all)
 }
 
-/// The bridge: switched on, with the settings that the ADD makes.
+/// The bridge, which must be up and have the settings that the ADD makes.
 struct Bridge {
     settings: Settings,
 }
@@ -83,7 +83,7 @@ impl Expected for Bridge {
     }
 
     fn whose(&self) -> Whose {
-        // An ADD makes a missing bridge, and switches on a bridge of another program.
+        // An ADD creates a missing bridge, and sets a bridge of another program up.
         let found = RouteSocket::open().and_then(|socket| socket.find_link(&self.settings.bridge));
         match found {
             Ok(Some(link)) if link.alias != MADE => Whose::Shared,
@@ -209,7 +209,8 @@ impl SpoofGuard {
         let host = RouteSocket::open().map_err(failed)?;
         let peer = inner.peer.ok_or_else(|| wrong(format!("link {} has no other end", inner.name)))?;
         let link = host.link_by_index(peer).map_err(failed)?;
-        // The address of the ADD: the container may have changed it since, which the guard must prevent.
+        // The MAC address that the ADD set counts, because the container may have changed its address since, and that
+        // is what the guard must prevent.
         let given = previous
             .interfaces
             .iter()
@@ -239,8 +240,8 @@ impl Expected for SpoofGuard {
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        // The link's name depends on the attachment only: another link is a later ADD's. The kernel may not have removed
-        // this one yet.
+        // The link's name depends only on the attachment, so a link with another index belongs to a later ADD, which
+        // needs the guard. A link with the same index is one that the kernel has not removed yet.
         let host = RouteSocket::open().map_err(failed)?;
         match host.find_link(&self.port).map_err(failed)? {
             Some(link) if link.index != self.index => Ok(()),

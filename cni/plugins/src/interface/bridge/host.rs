@@ -75,8 +75,8 @@ impl Host {
     fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let filtering = if settings.vlans.is_some() { VlanFiltering::On } else { VlanFiltering::Off };
         let mac = random_mac()?;
-        // A bridge without a MAC address of its own takes the lowest one of its ports: each container that
-        // comes or goes might change the gateway's.
+        // A bridge whose MAC address was not set takes the lowest one of its ports, so the gateway's MAC address could
+        // change with each container that comes or goes.
         let new = NewBridge {
             name: &settings.bridge,
             mac: Some(mac),
@@ -88,9 +88,10 @@ impl Host {
             Err(error) if !error.already_exists() => return Err(failed(error)),
             _ => {}
         }
-        // No host has this MAC address, so none has the link-local address that the kernel makes of it. While that is
-        // tentative, for up to two seconds, the kernel solicits no container. What has no prefix route of its own is lost
-        // when the link goes down, unless it is kept.
+        // The link-local address that the kernel derives from this MAC address needs no duplicate address detection,
+        // because no other host has the MAC address. Detection would take up to two seconds, in which the kernel does
+        // not solicit any container. Addresses without a prefix route would be lost when the link goes down, so they
+        // are kept.
         for (setting, value) in [("accept_dad", "0"), ("keep_addr_on_down", "1")] {
             spare(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", settings.bridge), value));
         }
@@ -227,7 +228,7 @@ impl Host {
     }
 
     fn create_gateway_link(&self, name: &str, mtu: Option<u32>) -> Result<Link, CniError> {
-        // The port's name is derived from the link's, which is unique on the node.
+        // The name of the port is derived from the name of the link, which is unique on the node.
         let attachment =
             Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
         for peer_name in host_names(&attachment) {
@@ -302,15 +303,16 @@ impl Host {
             self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
         if change.add.iter().any(|net| net.addr().is_ipv6()) {
-            // The kernel adds a link-local address some time after a port is up, and solicits no container before.
+            // The kernel adds a link-local address only some time after a port is up, and does not solicit any
+            // container before that.
             self.ensure_link_local(link)?;
         }
         self.forward(gateways)
     }
 }
 
-/// A port needs no IPv6 of its own, as the bridge takes every packet. Its routes would slow down every change of a link,
-/// which walks all of them (`fib6_ifdown`).
+/// A port needs no IPv6 of its own, because the bridge takes every packet. The routes of the port would slow down every
+/// change of a link, because the kernel then walks all routes (`fib6_ifdown`).
 fn without_ipv6(port: &Link) {
     spare(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"));
 }

@@ -168,8 +168,8 @@ fn set_up<'a>(
     let (inner, port) = host.create_pair(&container.route, attachment, settings.mac.or(made_of), mtu)?;
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
-    // A process of a running container could send by its new interface before the port is one of the bridge, past the rules
-    // that name the bridge.
+    // A process in a running container could send through the new interface before its port joins the bridge. The rules
+    // that name the bridge would not apply to those packets.
     let joins_last = joins_last && networks::is_first(container, &inner)?;
     if settings.spoof_check {
         let mac =
@@ -207,8 +207,8 @@ fn set_up<'a>(
         }
         container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
         masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
-        // The packets that the kernel sends as the container's end comes up reach nobody, because the link has no
-        // bridge yet. A port that is up when it joins forwards at once.
+        // The packets that the kernel sends when the container's end comes up reach nobody, because the other end has
+        // not joined the bridge yet. A port that is up when it joins forwards at once.
         host.wait_for_port(&port)?;
         host.join(&port, &bridge)?;
         claim.take();
@@ -240,17 +240,18 @@ fn set_up<'a>(
     Ok((links, plan))
 }
 
-/// Lets the kernel announce the container's addresses to the node and to other containers, which may know them at the MAC
-/// address of a former one. What it announces as the link comes up is lost: the bridge's port does not forward yet.
+/// Lets the kernel announce the container's addresses to the node and to other containers, which may still know them
+/// with the MAC address of an earlier container. Announcements that the kernel sends when the link comes up are lost,
+/// because the bridge's port does not forward yet.
 fn announce(container: &Container, inner: &Link, plan: &Plan) -> Result<(), CniError> {
     match inner.mac.filter(|_| !plan.layer3.addresses.is_empty()) {
-        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce.
+        // With arp_notify and ndisc_notify, the kernel announces the addresses when the MAC address is set, even to the
+        // same value.
         Some(mac) => container.route.change_link(inner, &LinkChange::new().mac(mac)).map_err(failed),
         None => Ok(()),
     }
 }
 
-/// The mode of duplicate address detection.
 fn detection(settings: &Settings) -> DuplicateDetection {
     if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip }
 }

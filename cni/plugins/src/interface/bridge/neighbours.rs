@@ -3,9 +3,10 @@
 //! How the node and the containers of a bridge find a new container, and how it finds them, without flooding frames.
 //!
 //! A frame to all containers of a bridge costs the node some microseconds for each of them, and a full bridge has a
-//! thousand. So the MAC address of a container is made of its address: who still knows the address from a former
-//! container knows the right MAC address, and nothing needs to be announced. The node and the bridge are told by netlink
-//! where the container is, and the container where its gateway is, so that their first packets need no request either.
+//! thousand. Therefore a container's MAC address is derived from its IP address: a neighbour that still knows the
+//! address from an earlier container already has the right MAC address, so nothing needs to be announced. Netlink
+//! messages tell the node and the bridge where the container is, and the container where its gateway is, so that their
+//! first packets need no request either.
 
 use std::net::IpAddr;
 
@@ -42,9 +43,11 @@ fn source(addresses: &[IpNet]) -> Option<&IpNet> {
     addresses.iter().find(|net| net.addr().is_ipv4()).or_else(|| addresses.first())
 }
 
-/// True if any container that had `net` before had the MAC address that is made of `source`, too: it is that very
-/// address, or the first one of the other family at the same place in its subnet, as IPAM gives out the addresses of two
-/// families side by side. A second range of a family may have another fill, and be another container's first.
+/// True if every earlier container with the address `net` must have had the MAC address that is derived from `source`.
+/// This holds for `source` itself. It also holds for the first address of the other family if both addresses are at the
+/// same place in their subnets, because IPAM then gives out the addresses of both families side by side. It does not
+/// hold for a second range of a family: addresses in it may be taken in another order, and may be the first address of
+/// another container.
 fn is_implied(source: &IpNet, net: &IpNet, all: &[IpNet]) -> bool {
     let place = |net: &IpNet| match net {
         IpNet::V4(net) => u128::from(net.addr().to_bits() & net.hostmask().to_bits()),
@@ -56,9 +59,9 @@ fn is_implied(source: &IpNet, net: &IpNet, all: &[IpNet]) -> bool {
 }
 
 impl AddContext<'_> {
-    /// Tells the bridge that the container is behind the port, which has just joined. Returns true if the bridge knows
-    /// the MAC address already, as of a container whose namespace is still being taken down: then an announcement moves
-    /// it.
+    /// Tells the bridge that the container is behind the port, which has just joined. Returns true if the bridge
+    /// already knows the MAC address, for instance from a container whose namespace is still being torn down. The entry
+    /// then moves to the new port only with an announcement.
     pub(super) fn is_known_to_bridge(&self, port: &Link, inner: &Link) -> bool {
         let told = inner.mac.map(|mac| self.host.route.introduce_to_bridge(port, mac));
         match told {
@@ -71,8 +74,8 @@ impl AddContext<'_> {
         }
     }
 
-    /// Tells the node and the bridge where the container is and the container where its gateways are, and lets the kernel
-    /// announce addresses that others may know at another MAC address.
+    /// Tells the node and the bridge where the container is, and the container where its gateways are. Lets the kernel
+    /// announce addresses that others may know with another MAC address.
     pub(super) fn introduce(
         &self,
         bridge: &Link,
@@ -85,7 +88,7 @@ impl AddContext<'_> {
         let Some((mac, source)) = inner.mac.zip(source(&plan.layer3.addresses)) else {
             return container.route.change_link(inner, &notify).map_err(failed);
         };
-        // A bridge of another program may have hosts that Slipway has not made, and a LAN behind it.
+        // A bridge of another program may have ports that Slipway did not make, and a LAN behind it.
         let is_ours = bridge.alias == MADE;
         let (mut v4, mut v6) = (false, false);
         for net in &plan.layer3.addresses {
@@ -108,12 +111,12 @@ impl AddContext<'_> {
                 }
                 continue;
             }
-            // All of this only saves requests: a kernel that refuses it sends them.
+            // The entries only save requests. If the kernel refuses them, it sends the requests instead.
             let new = Neighbour { address, mac };
             unneeded(host.route.introduce_neighbour(bridge, new, former, Counts::Yes));
         }
-        // Setting a MAC address, also the same one, is what arp_notify and ndisc_notify announce. arp_notify stays set,
-        // for a container that changes its MAC address.
+        // With arp_notify and ndisc_notify, the kernel announces the addresses when the MAC address is set, even to the
+        // same value. arp_notify stays on, in case the container changes its MAC address.
         if v4 {
             container.route.change_link(inner, &notify).map_err(failed)?;
         }
@@ -135,7 +138,7 @@ impl AddContext<'_> {
     }
 }
 
-/// Notes a refusal in the log.
+/// Logs the error of an operation that only saves requests.
 fn unneeded<E: std::fmt::Display>(result: Result<(), E>) {
     if let Err(error) = result {
         log::debug!("{error}");

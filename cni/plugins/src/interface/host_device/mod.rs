@@ -74,20 +74,20 @@ impl Plugin for HostDevice {
         };
         recipe.refuse_if_taken(&container)?;
         if request.config.ipam.is_empty() {
-            // Before the link loses its addresses and routes on the node.
+            // Checked while the link still has its addresses and routes on the node.
             can_be_printed(&AddResult::default(), request)?;
         }
         if device.is_in_user_space()? {
             return without_a_link(&recipe, &container);
         }
         let host = Host::open()?;
-        // A link that the kernel has moved back since the last DEL.
+        // The kernel may have moved the link back to the node since the last DEL.
         if let Err(error) = move_link::settle(&host.route, &device, request.attachment.ifname(), None) {
             log::warn!("{error}");
         }
         let link = device.find(&host.route)?;
         let places = Places { host: &host, container: &container, ifname: request.attachment.ifname() };
-        // May be called twice.
+        // The closure may be called twice.
         let move_back = || places.move_back(&link);
         let mut undo = Undo::new();
         if link.up {
@@ -102,7 +102,7 @@ impl Plugin for HostDevice {
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        // A device has no owner that says under which name of the network it was attached.
+        // A device has no owner that would tell under which network name it was attached.
         del_under_all_names(request, &|request, failures| {
             failures.collect(move_back(request));
             Seen::Nothing

@@ -14,9 +14,9 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::host::Host;
 
-/// The time limit of a DEL for a device that the kernel moves back.
+/// How long a DEL waits for the kernel to move a device back.
 const RETURN_LIMIT: Duration = Duration::from_secs(2);
-/// The interval of its checks.
+/// The pause between two checks for that.
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// The two places that a link moves between.
@@ -109,16 +109,16 @@ impl Places<'_> {
         }
     }
 
-    /// Moves a link of the container to the node and renames it. It is down afterwards.
+    /// Moves a link of the container to the node and renames it. The link is down afterwards.
     ///
-    /// A single netlink request moves and renames the link, so that a killed process leaves the link in one of the two places,
-    /// and a link that is still in the container has the attachment's name.
+    /// A single netlink request moves and renames the link. Therefore a killed process leaves the link in one of the
+    /// two places, and a link that is still in the container has the attachment's name.
     pub(super) fn move_back_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
         let (here, there) = (&self.host.route, &self.container.route);
         let cannot = |why: &str| {
             CniError::internal(format!("failed to move link {name} back from the container: {why}"))
         };
-        // The kernel moves the link before it detects that.
+        // The kernel would move the link before it notices that the name is taken.
         if here.find_link(name).map_err(failed)?.is_some() {
             return Err(cannot("the node has another link of that name"));
         }
@@ -168,7 +168,7 @@ pub(super) fn settle(
 ) -> Result<(), CniError> {
     let links = match device {
         Device::Name(name) => {
-            // By alias or by alternative name.
+            // The link is found by its alias or by an alternative name.
             let named = route.find_link(name).map_err(failed)?.map(|link| link.index);
             let mut links = route.links().map_err(failed)?;
             links.retain(|link| link.alias == *name || (Some(link.index) == named && link.name != *name));

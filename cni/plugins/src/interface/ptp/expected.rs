@@ -44,7 +44,7 @@ pub(super) fn of(request: &Request<'_>) -> Result<Objects, CniError> {
     Ok(all)
 }
 
-/// The host's end of the pair, switched on.
+/// The host's end of the pair, which must be up.
 #[derive(Clone)]
 struct HostEnd {
     attachment: Attachment,

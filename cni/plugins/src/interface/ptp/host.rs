@@ -33,7 +33,6 @@ impl Host {
         self.lead_to(outer, outside)
     }
 
-    /// Gives the host's end the gateways' addresses.
     pub(super) fn give_addresses(&self, outer: &Link, outside: &Outside) -> Result<(), CniError> {
         for gateway in &outside.gateways {
             // Duplicate address detection is skipped, because the link has no other hosts.

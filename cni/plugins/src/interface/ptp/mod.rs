@@ -118,7 +118,7 @@ fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Res
     let attachment = &request.attachment;
     let mtu = host.mtu(common.mtu)?;
     let (inner, outer) = host.create_pair(&container.route, attachment, None, mtu)?;
-    // The peer, its addresses and its routes go with it.
+    // Deleting this end also deletes the other end with its addresses and routes.
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     masquerade::prepare(common, &outer)?;

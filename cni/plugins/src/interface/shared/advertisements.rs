@@ -2,10 +2,10 @@
 
 //! Router advertisements on a container's link.
 //!
-//! A new network namespace believes every advertisement, also without an IPv6 address from IPAM: one packet of another
-//! container on the bridge, or of any host on the master's network, gives the container a default route, addresses, an
-//! MTU and a hop limit (the container's half of CVE-2020-10749). So a container that has its addresses from IPAM
-//! refuses them, unless the configuration asks for them.
+//! A new network namespace accepts every advertisement, even if the container has no IPv6 address from IPAM. A single
+//! packet from another container on the bridge, or from any host on the master's network, gives the container a default
+//! route, addresses, an MTU and a hop limit (the container's half of CVE-2020-10749). Therefore a container that gets
+//! its addresses from IPAM ignores advertisements, unless the configuration asks for them.
 
 use cni_kernel::forwarding::advertised_default_routes;
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
@@ -16,10 +16,10 @@ use super::check::wrong;
 use super::container::Container;
 use super::failed;
 
-/// Whether a container believes router advertisements on its link.
+/// Whether a container accepts router advertisements on its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Advertisements {
-    /// As the namespace's settings have it: the plugin touches nothing.
+    /// The namespace's own settings decide, and the plugin changes nothing.
     AsNamespace,
     Refuse,
 }
@@ -45,13 +45,13 @@ impl Advertisements {
     /// [`Advertisements::new`] for a plugin that gets addresses from IPAM only.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Advertisements::new`].
     pub(crate) fn with_ipam(config: &NetConf) -> Result<Self, CniError> {
         Self::new(config, !config.ipam.is_empty())
     }
 
-    /// Makes the container's link refuse advertisements. Call this while the link is down, and so before IPAM, because
-    /// a DHCP client sets the link up.
+    /// Makes the container's link ignore advertisements. Call this while the link is down, and thus before IPAM,
+    /// because a DHCP client sets the link up.
     pub(crate) fn apply(self, container: &Container, link: &Link) -> Result<(), CniError> {
         // A dummy link receives nothing.
         if self == Self::AsNamespace || link.accept_ra == 0 || link.kind == LinkKind::Dummy {

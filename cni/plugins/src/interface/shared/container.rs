@@ -15,9 +15,9 @@ use cni_spec::{CniError, ErrorCode};
 use super::layer3::{Layer3, Subnets};
 use super::{failed, optional, spare};
 
-/// The time limit of duplicate address detection. The kernel waits for a random part of a second
-/// and then probes for one (RFC 4862, sections 5.4 and 5.1), on a worker that waits for the lock of all network
-/// configuration: seconds on a node that removes many containers.
+/// The time limit of duplicate address detection. The kernel waits for a random part of a second and then probes for
+/// one (RFC 4862, sections 5.4 and 5.1). A worker of the kernel does this, and first waits for the lock of all network
+/// configuration, which takes seconds on a node that is removing many containers.
 const DETECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// The container's namespace.
@@ -39,7 +39,8 @@ impl Container {
             // The path comes from the environment.
             CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {error}"))
         })?;
-        // Opened by the thread that opens the socket: another one would cost more than the setting.
+        // The thread that opens the socket also opens the settings, because starting another thread would cost more
+        // than the settings save.
         let opened = RouteSocket::open_in_with(&netns, Ipv6Settings::open).map_err(failed)?;
         let (route, ipv6) = opened;
         Ok(Self { netns, route, ipv6: optional_directory(ipv6)? })
@@ -112,9 +113,10 @@ impl Container {
         }
     }
 
-    /// Keeps the kernel from repeating what it sends as the link comes up, on a bridge that filters no multicast: each frame
-    /// goes to every container. Multicast listener reports are repeated within a day in place of a second. Without an IPv6
-    /// address from IPAM, the link-local address, which only this link's MAC address makes, is not probed.
+    /// Keeps the kernel from repeating the packets that it sends when the link comes up. On a bridge without multicast
+    /// snooping, each of these frames goes to every container. Multicast listener reports are repeated within a day
+    /// instead of a second. If there is no IPv6 address from IPAM, the kernel does not probe the link-local address
+    /// either, because that is derived from this link's MAC address and so is unique.
     pub(crate) fn quieten(&self, link: &Link, layer3: &Layer3) {
         let has_address = layer3.has(AddressFamily::V6);
         let Some(ipv6) = self.ipv6.as_ref().filter(|_| has_address || !link.disables_ipv6) else { return };
@@ -167,8 +169,8 @@ impl Container {
         }
         for route in &layer3.routes {
             let route = Route { link: Some(link.index), ..route.clone() };
-            // As in the reference: of several IPv4 routes to a destination the last one is used; in IPv6 they
-            // are next hops.
+            // As with the reference, the last of several IPv4 routes to a destination is used, and IPv6 routes become
+            // next hops of one route.
             self.route.add_route(&route, Existing::Prepend).map_err(|error| {
                 CniError::internal(format!("failed to add route '{route} dev {}': {error}", link.name))
             })?;
@@ -185,7 +187,7 @@ impl Container {
             )));
         }
         let Some(address) = settled.iter().find(|address| address.tentative) else { return Ok(()) };
-        // Detection makes no progress on a link that is not up, which the caller checks.
+        // Detection makes no progress on a link that is not up. The caller checks the link.
         if self.route.link_by_index(link.index).map_err(failed)?.state != OperState::Up {
             return Ok(());
         }

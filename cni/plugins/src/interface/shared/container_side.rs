@@ -3,7 +3,8 @@
 //! Expected state inside the container: the addresses and routes of its interface.
 //!
 //! A program in the container that has `CAP_NET_ADMIN` may have changed them on purpose: a VPN client that takes the
-//! default route away would leak packets if Slipway gave it back. So they are named, and never repaired.
+//! default route away would leak packets if Slipway gave it back. Therefore differences are reported and never
+//! repaired.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -19,10 +20,10 @@ use super::expected::Objects;
 use super::layer3::has;
 use crate::expected::{Expected, Whose};
 
-/// The interface's addresses, and its routes in the main table. Those in other tables are objects of `sbr` and `vrf`.
+/// The interface's addresses, and its routes in the main table. Routes in other tables are objects of `sbr` and `vrf`.
 ///
 /// # Errors
-/// The container has no such interface, which no command gives back.
+/// The container has no such interface, and no command can bring it back.
 pub(crate) fn of(inside: Inside<'_>) -> Result<Objects, CniError> {
     let ips = inside.ips();
     let Inside { container, previous, ifname, .. } = inside;
@@ -137,7 +138,8 @@ impl Expected for RouteInside {
         self.place.remedy(&format!("{family}route add {dst}{via} dev {}{metric}", self.place.ifname))
     }
 
-    // Replies to the node's neighbours may take another route.
+    // Without the default route, replies to the node's own neighbours may still find a route, so only forwarded packets
+    // count.
     fn stops(&self, family: AddressFamily, is_forwarded: bool) -> bool {
         let dst = self.wanted.dst;
         is_forwarded && dst.prefix_len() == 0 && AddressFamily::of(dst.addr()) == family

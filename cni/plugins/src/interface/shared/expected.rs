@@ -43,7 +43,7 @@ pub(crate) fn settings(link: &str, addresses: &[IpNet], previous: &AddResult) ->
     Ok(all)
 }
 
-/// The links of the node's default routes, which replies to a container come in through.
+/// The links of the node's default routes, through which replies to a container arrive.
 fn uplinks(family: AddressFamily) -> Result<Vec<String>, CniError> {
     let routes = RouteSocket::open().and_then(|socket| socket.default_routes(family)).map_err(failed)?;
     let socket = RouteSocket::open().map_err(failed)?;
@@ -87,7 +87,7 @@ impl Expected for Forwarding {
     }
 }
 
-/// Forwarding of the packets that come in through one link, while the node forwards.
+/// The setting that lets the node forward packets that arrive on one link, while the node forwards at all.
 struct LinkForwarding {
     link: String,
     family: AddressFamily,
@@ -118,7 +118,7 @@ impl Expected for LinkForwarding {
 
     fn check(&self) -> Result<(), CniError> {
         let socket = RouteSocket::open().map_err(failed)?;
-        // Switching the node's forwarding on sets it for each link, too.
+        // Enabling the node-wide setting also enables that of each link.
         if !socket.forwards(self.family).map_err(failed)? {
             return Ok(());
         }
@@ -135,7 +135,8 @@ impl Expected for LinkForwarding {
     }
 }
 
-/// No strict reverse path filter on an uplink by which no replies leave: the kernel would drop what comes in there.
+/// An uplink through which no replies leave must not have a strict reverse path filter, because the kernel would drop
+/// the packets that arrive there.
 struct ReversePath {
     link: String,
 }
@@ -145,7 +146,7 @@ impl ReversePath {
         format!("net/ipv4/conf/{}/rp_filter", self.link)
     }
 
-    /// True if the kernel filters strictly. The larger of both settings counts, and 2 is loose.
+    /// True if the kernel filters strictly. The kernel takes the larger of the two settings, and 2 means loose.
     fn is_strict(&self) -> Result<bool, CniError> {
         let mut largest = 0;
         for setting in ["net/ipv4/conf/all/rp_filter".to_owned(), self.setting()] {
@@ -204,7 +205,8 @@ impl Expected for ReversePath {
     }
 }
 
-/// IPv6 on the link that has the gateway's address. Without it the kernel has no IPv6 address there and takes no packet.
+/// IPv6 must be enabled on the link that has the gateway's address. Otherwise the kernel has no IPv6 address there and
+/// accepts no packets.
 struct Ipv6 {
     link: String,
 }
@@ -286,7 +288,8 @@ impl<P: Fn() -> Result<(), CniError>> Expected for Addresses<P> {
     }
 }
 
-/// The addresses that the link can have: none of IPv6 while that is switched off there, which is an object of its own.
+/// The addresses that the link can have. IPv6 addresses are left out while IPv6 is disabled on the link, which is
+/// reported as a separate object.
 fn possible(link: &Link, wanted: &[IpNet]) -> Vec<IpNet> {
     let can = |net: &&IpNet| net.addr().is_ipv4() || !link.disables_ipv6;
     wanted.iter().filter(can).copied().collect()

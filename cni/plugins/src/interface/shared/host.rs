@@ -35,16 +35,16 @@ impl Host {
         Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
     }
 
-    /// The MTU for a new pair: the configuration's, or the smallest that a packet meets by the default route or by what a VPN
-    /// has put in its place, or else the kernel's default. The reference always uses the kernel's default of 1,500 bytes,
-    /// too much for a tunnel.
+    /// The MTU for a new pair. If the configuration has none, it is the smallest MTU on the path of the default route,
+    /// or of the routes that a VPN has put in its place, and else the kernel's default. The reference always uses the
+    /// kernel's default of 1,500 bytes, which is too much for a tunnel.
     pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
         if wanted.is_some() {
             return Ok(wanted);
         }
         for family in AddressFamily::BOTH {
             let mut routes = self.route.routes_to_anywhere(family);
-            // Mostly both halves are one default route.
+            // Usually the same default route covers both halves of the address space.
             routes.dedup();
             let mut smallest: Option<u32> = None;
             for route in routes {
@@ -191,7 +191,7 @@ pub(crate) fn random_mac() -> Result<Mac, CniError> {
     Mac::random().map_err(|error| CniError::internal(format!("draw a random MAC address: {error}")))
 }
 
-/// The setting of the whole node that forwards packets of a family.
+/// The node-wide setting that enables forwarding for a family.
 pub(crate) const fn forwarding_setting(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "net/ipv4/ip_forward",

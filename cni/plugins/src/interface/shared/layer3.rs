@@ -34,7 +34,7 @@ impl Layer3 {
         let mut routes = Vec::new();
         for route in &result.routes {
             let route = kernel_route(route, &result.ips);
-            // The kernel would refuse a second one.
+            // The kernel would refuse a duplicate.
             if !routes.contains(&route) {
                 routes.push(route);
             }

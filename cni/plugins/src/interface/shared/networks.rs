@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The networks of a container that has several: its published ports must know them all, whichever plugin made the link.
+//! Tells the published ports of a container in several networks about all of these networks, whichever plugin made the
+//! link.
 
 use std::path::Path;
 
@@ -13,11 +14,11 @@ use ipnet::IpNet;
 use super::container::Container;
 use super::failed;
 
-/// The index of the first link that is added to a new namespace, behind the loopback's.
+/// The index of the first link that is added to a new namespace, after the loopback.
 const FIRST_INDEX: u32 = 2;
 
-/// True if a container that gets a link has had none before, and so does not run yet. Links that the kernel makes in each
-/// namespace, such as `tunl0`, are down.
+/// True if the container had no link before this one, and so is not running yet. Links that the kernel makes in each
+/// namespace, such as `tunl0`, are down and do not count.
 pub(crate) fn is_first(container: &Container, link: &Link) -> Result<bool, CniError> {
     const LOOPBACK_INDEX: u32 = 1;
     if link.index <= FIRST_INDEX {
@@ -28,8 +29,8 @@ pub(crate) fn is_first(container: &Container, link: &Link) -> Result<bool, CniEr
     Ok(!others.is_empty() && others.iter().all(|other| !other.up))
 }
 
-/// Tells the container's published ports of the networks of a link that an ADD has set up. Costs nothing for the first link
-/// of a namespace.
+/// Tells the container's published ports about the networks of a link that an ADD has set up. Does nothing for the
+/// first link of a namespace.
 pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link) -> Result<(), CniError> {
     if link.index <= FIRST_INDEX {
         return Ok(());
@@ -48,8 +49,8 @@ pub(crate) fn joined(container: &Container, attachment: &Attachment, link: &Link
     Ok(())
 }
 
-/// Tells the container's published ports that a DEL has removed a link. A failure is only logged: until the port is
-/// withdrawn, a source is masqueraded that need not be.
+/// Tells the container's published ports that a DEL has removed a link. A failure is only logged, because it only means
+/// that some clients are masqueraded unnecessarily until the ports are withdrawn.
 pub(crate) fn left(container: &Container, attachment: &Attachment) {
     let told = read(&container.route, container.netns(), attachment).and_then(|all| {
         match all.addresses.is_empty() {
@@ -62,9 +63,10 @@ pub(crate) fn left(container: &Container, attachment: &Attachment) {
     }
 }
 
-/// The addresses that a container has by its other interfaces. `interfaces` are those of the ADD's result: the first link of
-/// a namespace, which most containers have alone, shows by the host's end of its pair. Without them the ports serve all
-/// clients but those of the container's other networks, which does not justify a failure.
+/// The addresses that a container has on its other interfaces. `interfaces` are those of the ADD's result. If the
+/// host's end of the pair shows that the link is the first one of its namespace, as for most containers, there are no
+/// others. A failure is only logged, because the ports then serve all clients except those in the container's other
+/// networks.
 pub(crate) fn elsewhere(attachment: &Attachment, path: &Path, interfaces: &[Interface]) -> Vec<IpNet> {
     find_elsewhere(attachment, path, interfaces).unwrap_or_else(|error| {
         log::warn!("clients in other networks of {attachment} may not reach its ports: {error}");

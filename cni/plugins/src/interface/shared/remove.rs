@@ -30,8 +30,8 @@ pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
     del_under_all_names(request, &remove)
 }
 
-/// DEL of the attachment. If `remove` finds no link of the attachment, what the container owns under former names of
-/// the network goes, too.
+/// Detaches the container. If `remove` finds no link of the attachment, this also removes what the container owns under
+/// former names of the network.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
@@ -61,9 +61,9 @@ pub(crate) fn del_under_all_names(
 
 /// The links that a DEL has found.
 pub(crate) enum Seen {
-    /// The attachment's own.
+    /// A link of the attachment itself.
     Own,
-    /// A link of the interface's name in the container, of another owner.
+    /// A link with the interface's name in the container that has another owner.
     Other(Owner),
     Nothing,
 }
@@ -154,9 +154,9 @@ struct OwnLinks {
     host: Host,
     /// The container's end. The host's end goes with it.
     inner: Option<(Container, Link)>,
-    /// Without a container's end, the host's ends that are left.
+    /// The remaining host's ends, if the container's end is gone.
     outer: Vec<Link>,
-    /// The owner of the container's link of the interface's name, if it is another attachment.
+    /// The owner of the container's link with the interface's name, if that is another attachment.
     other: Option<Owner>,
 }
 
@@ -204,7 +204,7 @@ fn owner_of(host: &Host, link: &Link) -> Option<Owner> {
     Owner::from_comment(&outer.alias)
 }
 
-/// True unless a link names another owner. (The reference writes no alias.)
+/// True unless a link names another owner. The reference plugins write no alias.
 fn is_its_or_unknown(owner: Option<&Owner>, attachment: &Attachment) -> bool {
     owner.is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
 }

@@ -53,8 +53,8 @@ pub(crate) fn del(
     failures.into_result()
 }
 
-/// True if a runtime still has a network of that name: it was not renamed. A runtime calls DEL also after an ADD that was
-/// refused because the interface is another network's.
+/// True if a runtime still has a network of that name, so that it was not renamed. A runtime also calls DEL after an
+/// ADD that was refused because the interface belongs to another network.
 pub(crate) fn is_configured(network: &str) -> bool {
     let files = config::load_all(Path::new(config::DIRECTORY)).unwrap_or_default();
     files.iter().any(|file| file.network.as_ref().is_ok_and(|one| one.name() == network))
@@ -119,8 +119,9 @@ fn others(request: &Request<'_>, by_link: Option<&Owner>) -> Result<Vec<Attachme
     Ok(known.into_iter().filter(is_proven).collect())
 }
 
-/// The attachments of the container for the same interface that host-local's reservations name, or else the runtime's cache.
-/// A runtime repeats DEL, and mostly there are none: the search must not read what all containers of the node have.
+/// The attachments of the container for the same interface that are named by host-local's reservations, or else by the
+/// runtime's cache. Runtimes repeat DEL, and usually there are no such attachments, so the search must not read the
+/// files of all containers on the node.
 fn known_elsewhere(request: &Request<'_>) -> Result<Vec<Attachment>, CniError> {
     let own = &request.attachment;
     if request.config.ipam == other_networks::TYPE {

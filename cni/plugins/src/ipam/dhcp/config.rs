@@ -176,7 +176,7 @@ fn code(name: &str) -> Result<u8, ConfigError> {
         return Ok(*code);
     }
     match name.parse() {
-        // 0 is padding, 255 the end of the options.
+        // 0 is padding, and 255 marks the end of the options.
         Ok(0 | 255) | Err(_) => Err(ConfigError::Option(name.to_owned())),
         Ok(code) => Ok(code),
     }

@@ -58,7 +58,7 @@ pub(super) enum ExchangeError {
     Lease(#[from] LeaseError),
     #[error("stopped")]
     Stopped,
-    /// The reference's words; the log has the reason of each try.
+    /// The text is the reference's. The log has the reason of each failed attempt.
     #[error("no more tries")]
     NoMoreTries,
 }
@@ -241,10 +241,10 @@ impl Place {
 
     /// Releases the address. Servers do not reply to that.
     ///
-    /// The message is broadcast, and the server that it names acts. RFC 2131, section 4.4.4, has clients send
-    /// it to the server only; but then it may wait in the kernel for an ARP reply while the link is deleted,
-    /// and be lost silently. A broadcast takes the same path as the request did, through a relay too. The MAC
-    /// address of an earlier reply may belong to a machine that was replaced.
+    /// The message is broadcast, and the server that it names acts on it. According to RFC 2131, section 4.4.4, clients
+    /// send it to the server only. However, the message may then wait in the kernel for an ARP reply while the link is
+    /// deleted, and be lost silently. A broadcast takes the same path as the request did, also through a relay. The MAC
+    /// address of an earlier reply would not do either, because it may belong to a machine that was replaced.
     pub(super) fn release(&self, client: &Client, held: Held) -> Result<(), ExchangeError> {
         let message = client.release(xid(), held.address, held.server);
         let socket = self.packets()?;

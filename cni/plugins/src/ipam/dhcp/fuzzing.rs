@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the daemon reads, for fuzzing: packets of any host on the network, calls of plugins, its own files.
+//! The input of the daemon, for fuzzing: packets from any host on the network, calls of plugins, and its own files.
 
 use std::fmt::Debug;
 use std::net::Ipv4Addr;
@@ -29,7 +29,8 @@ pub fn packet(bytes: &[u8]) -> Option<impl Debug> {
     Some((Terms::check_offer(&reply).is_ok(), terms, reply))
 }
 
-/// A line of a plugin to the daemon, and of the daemon to a plugin. What is accepted is the same when it is written again.
+/// A line from a plugin to the daemon, and from the daemon to a plugin. Accepted input must not change when it is
+/// written again.
 pub fn call(mut bytes: &[u8]) -> Option<impl Debug> {
     let line = read_line(&mut bytes).ok()?;
     let request = protocol::parse::<Request>(&line);

@@ -31,7 +31,7 @@ pub(super) struct Patience {
     pub(super) broadcast: bool,
 }
 
-/// A command to a keeper.
+/// A request to a keeper.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Renew now.
@@ -114,11 +114,11 @@ fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), ExchangeError> {
     Ok(())
 }
 
-/// Returns the time to the next try, after one that began in phase `before` and ended in phase `after`.
+/// Returns the time until the next attempt, after an attempt that began in phase `before` and ended in phase `after`.
 fn pause(before: Phase, after: Phase, pauses: &mut Pauses) -> Duration {
     match (before, after) {
         (_, Phase::Bound(wait)) => wait,
-        // Each phase begins at its time (RFC 2131, section 4.4.5), even if the last try took all time before it.
+        // Each phase begins on time (RFC 2131, section 4.4.5), even if the last attempt took all the time before it.
         (Phase::Renewing(_), Phase::Rebinding(_) | Phase::Expired)
         | (Phase::Rebinding(_), Phase::Expired) => Duration::ZERO,
         (_, Phase::Renewing(left) | Phase::Rebinding(left)) => pauses.next().min(left),

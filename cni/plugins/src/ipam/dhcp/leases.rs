@@ -313,7 +313,8 @@ impl Leases {
     fn keeper(&self, lease: Arc<Mutex<Lease>>, orders: Receiver<Order>, stop: Arc<AtomicBool>) -> Keeper {
         let store = self.store.clone();
         let save = Box::new(move |lease: &Lease| {
-            // The daemon keeps the renewed lease in memory; after a restart the file has the earlier end.
+            // The daemon has the renewed lease in memory. If it restarts, it reads the earlier end of the lease from
+            // the file.
             if let Err(error) = save(&store, lease) {
                 log::error!("{error}");
             }
@@ -336,13 +337,13 @@ impl Leases {
                 log::error!("{error}");
             }
             let mut table = locked(&shared);
-            // A release may have taken it out already and be waiting for this thread.
+            // A release may already have taken the slot out, and be waiting for this thread.
             if matches!(table.get(&whose), Some(Slot::Kept(kept)) if Arc::ptr_eq(&kept.lease, &its)) {
                 table.remove(&whose);
             }
             end
         };
-        // Locked before the start: a thread that ends at once must find its slot.
+        // The table is locked before the thread starts, because a thread that ends at once must find its slot.
         let mut table = self.table();
         let thread = Builder::new().name("lease".to_owned()).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|source| KeepError::Thread { client: owner.client_id(), source })?;
@@ -412,7 +413,7 @@ mod tests {
         Leases::new(store, PATIENCE, String::new())
     }
 
-    /// A DEL during an ADD that has its lease and has not replied yet.
+    /// A DEL runs during an ADD that has its lease and has not replied yet.
     #[test]
     fn the_end_of_an_add_does_not_end_a_del() {
         let root = tempfile::tempdir().unwrap();

@@ -197,7 +197,7 @@ impl Client {
     }
 }
 
-/// Options of a received message. One longer than 255 bytes comes in parts (RFC 3396).
+/// Options of a received message. An option longer than 255 bytes is split into several parts (RFC 3396).
 #[derive(Debug, Default)]
 struct Incoming(BTreeMap<u8, Vec<u8>>);
 

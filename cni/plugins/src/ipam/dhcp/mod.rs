@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! dhcp: addresses from a DHCP server on the container's link. A lease must be renewed while the container
-//! lives, after the plugin has ended: `slipway dhcp daemon` does it, at the plugin's request.
+//! dhcp: addresses from a DHCP server on the container's link. A lease must be renewed as long as the container lives,
+//! but the plugin's process ends, so the plugin asks `slipway dhcp daemon` to do it.
 
 mod config;
 pub mod daemon;

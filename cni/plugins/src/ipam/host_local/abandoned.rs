@@ -2,18 +2,18 @@
 
 //! Reservations whose owner is provably gone. They are freed when a range is exhausted.
 //!
-//! A runtime may lose or unmount the path of a namespace in which processes go on. So a missing path proves the end only
-//! together with these:
+//! A runtime may lose or unmount the path of a namespace in which processes are still running. So a missing path proves
+//! that the owner is gone only if both of these hold:
 //!
 //! ```text
-//! the node's end of the pair      is missing: it goes with the namespace
-//! the namespace's inode number    is that of no namespace which a process is in or has open, or which is mounted;
-//!                                 or of one without the address, as the kernel uses the number again
+//! the node's end of the pair      is missing, because it goes with the namespace
+//! the namespace's inode number    belongs to no namespace that is mounted, or that a process is in or has open; or it
+//!                                 belongs to one without the address, because the kernel reuses the numbers
 //! ```
 //!
-//! A reservation without a [`mark`] (of the reference, or on a file system without such attributes) has an owner
-//! that may live. So has one of an earlier boot, because a path proves something only in the mount namespace that it was
-//! recorded in: the directory may be another node's, too.
+//! The owner of a reservation without a [`mark`] (made by the reference, or on a file system without such attributes)
+//! may still be alive. The same is true for a reservation from an earlier boot: a path proves something only in the
+//! mount namespace that it was recorded in, and the directory may be shared with another node.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};
@@ -64,7 +64,7 @@ pub(super) fn find(
     Ok(found)
 }
 
-/// Why nothing proves that containers are gone.
+/// Why it cannot be proven that containers are gone.
 #[derive(Debug, thiserror::Error)]
 enum Unproven {
     #[error(transparent)]
@@ -73,7 +73,7 @@ enum Unproven {
     Processes(#[from] io::Error),
 }
 
-/// Leaves out those whose namespace may exist without its path.
+/// Leaves out the reservations whose namespace may still exist although its path is gone.
 fn without_living(all: Vec<Abandoned>) -> Result<Vec<Abandoned>, Unproven> {
     let links = RouteSocket::open()?.links()?;
     let owners: BTreeSet<AttachmentHash> = links
@@ -96,7 +96,7 @@ fn lacks(path: &Path, address: IpAddr) -> bool {
     addresses.is_ok_and(|all| all.iter().all(|one| one.net.addr() != address))
 }
 
-/// None if the owner may live, or the file cannot be read.
+/// Reads a reservation. None if its owner may still be alive, or the file cannot be read.
 fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
     let mut file = store.dir.open_file(address.to_string(), Access::Read).ok()?;
     let namespace = mark::read(&file, &store.boot)?;
@@ -186,7 +186,7 @@ mod tests {
         fs::remove_file(&gone).unwrap();
         let named = |last: u8| format!("10.0.0.{last} of network net, container c{last}, interface eth0");
         assert_eq!(find(), [named(3), named(2)]);
-        // A process may hold a namespace that has lost its path, as this one holds its own.
+        // A process may hold a namespace whose path is gone, as this process holds its own.
         let held = temp.path().join("held");
         std::os::unix::fs::symlink("/proc/self/ns/net", &held).unwrap();
         let of_held = record(&store.boot, Some(&held)).unwrap();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Addresses that an ADD passes over, because a living container of another network of the node has them: a network that
+//! Addresses that an ADD passes over because a living container of another network on the node has them. A network that
 //! was renamed begins without reservations, while its containers live on under the former name.
 //!
-//! Two networks may also have the same range on purpose, each on a bridge of its own. So an address of another network is
-//! only passed over if its owner may be on the same bridge, and is given out if no other is left: then the bridge decides.
-//! After the first such address, all that the other network has reserved are passed over at once, as its index shows them.
+//! Two networks may also have the same range on purpose, each on a bridge of its own. Therefore an address of another
+//! network is passed over only if its owner may be on the same bridge. If no other address is left, it is given out
+//! nevertheless, and the check on the bridge decides. Once such an address has been found, all addresses that the other
+//! network has reserved are passed over at once, as its index lists them.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ use crate::interface::shared::host::host_names;
 /// The number of free addresses that are looked at one by one.
 const LOOKS: usize = 1024;
 
-/// What the other networks have.
+/// The addresses that other networks have.
 pub(super) struct Avoidance {
     others: Option<OtherNetworks>,
     /// The name of the configuration's bridge; none if the network has another plugin.
@@ -60,8 +61,8 @@ struct Segment {
 }
 
 impl Avoidance {
-    /// Lists the other networks in the directory of reservations. With a VLAN none of them counts, because another VLAN
-    /// of the same bridge may have the same addresses.
+    /// Lists the other networks in the directory of reservations. If the configuration has a VLAN, no other network
+    /// counts, because another VLAN of the same bridge may have the same addresses.
     pub(super) fn of(data_dir: &Path, config: &NetConf) -> Self {
         let segment: Segment = config.decode().unwrap_or_default();
         let is_divided = segment.vlan != 0 || !segment.vlan_trunk.is_empty();
@@ -96,7 +97,8 @@ impl Avoidance {
                 Ok::<Bits, StoreError>(own | self.bits(block, are_listed_skipped))
             })?;
             match found {
-                // Some reservations of the other networks may be of containers that are gone: look at them one by one.
+                // Some reservations of the other networks may belong to containers that are gone, so they are looked at
+                // one by one.
                 None if are_listed_skipped && !self.networks.is_empty() => are_listed_skipped = false,
                 None => return Ok(None),
                 Some((address, _)) => match self.in_the_way(address) {
@@ -127,7 +129,7 @@ impl Avoidance {
         }
     }
 
-    /// The number of the network in which a container that may live has the address.
+    /// The index of the network in which a container that may be alive has the address.
     fn in_the_way(&self, address: IpAddr) -> Option<usize> {
         let mut holders = self.others.as_ref()?.numbered_holders(address);
         holders.find(|(_, holder)| self.is_in_the_way(holder)).map(|(network, _)| network)
@@ -140,8 +142,8 @@ impl Avoidance {
         });
         let Some(route) = route else { return may_live() };
         match (host_end(route, &holder.owner), &self.bridge) {
-            // The link exists as long as the namespace does, whatever has become of the path. Without a bridge yet, it may
-            // get any.
+            // The link exists as long as its namespace does, even if the path is gone. A link that has not joined a
+            // bridge yet may join any.
             (Some(Link { master: Some(index), .. }), Some(bridge)) => {
                 route.link_by_index(index).is_ok_and(|master| master.name == *bridge)
             }
@@ -193,7 +195,7 @@ mod tests {
     }
 
     impl Renamed {
-        /// None without the privileges for extended attributes, or on a file system without them.
+        /// None without the privileges for extended attributes, or if the file system does not support them.
         fn new() -> Option<Self> {
             let renamed = Self { temp: tempfile::tempdir().unwrap() };
             Store::create(renamed.temp.path(), "old").unwrap();
@@ -245,7 +247,8 @@ mod tests {
         let next = |taken: &[&str]| renamed.next("10.1.2.0/24", &json!({}), taken);
         assert_eq!(next(&[]).as_deref(), Some("10.1.2.7"));
         assert_eq!(next(&["10.1.2.7", "10.1.2.8"]).as_deref(), Some("10.1.2.9"));
-        // One living container is enough: the other addresses are only looked at if no other is left.
+        // A single living container is enough, because the other addresses are looked at only if no other address is
+        // left.
         renamed.end(3..=6);
         assert_eq!(next(&[]).as_deref(), Some("10.1.2.7"));
         renamed.end([2]);

@@ -10,7 +10,7 @@ use super::index::{decode_block, decode_crowded, decode_owner, encode_block, enc
 use super::owner::{Content, OwnerKey, address, names};
 use super::resolv;
 
-/// resolv.conf(5). What it gives can be printed as a result.
+/// Parses resolv.conf(5). The settings that were read must survive printing as a result.
 pub fn resolv_conf(text: &[u8]) -> impl Debug {
     let dns = resolv::parse(&String::from_utf8_lossy(text));
     let result = AddResult { dns: dns.clone(), ..AddResult::default() };
@@ -33,7 +33,7 @@ pub fn reservation(bytes: &[u8]) -> impl Debug {
     (address(&text), id.to_owned(), ifname.map(str::to_owned), content)
 }
 
-/// Slots of the index. What is read has the same bytes when it is written again, but for unused ones.
+/// Slots of the index. A slot that can be read can still be read after it was written again.
 pub fn index(slot: &[u8]) -> impl Debug {
     let owner = decode_owner(slot);
     if let Some((owner, address)) = owner {

@@ -14,7 +14,8 @@ use super::owner::{self, OwnerKey, Owners};
 use super::search::{Bits, Block};
 use super::store::{Entry, Linked, Staged, Store, StoreError};
 
-/// The number of reservations that one call frees, each with what its owner has in the dataplane. Other calls wait for it.
+/// The most reservations that one call frees, together with what their owners have in the dataplane. More would keep
+/// other calls waiting for too long.
 const AT_ONCE: usize = 32;
 
 /// The reservations, while the lock is held.
@@ -46,7 +47,7 @@ pub(super) enum ReserveError {
     Store(#[from] StoreError),
 }
 
-/// The addresses of an attachment by the index.
+/// The addresses of an attachment according to the index.
 struct Owned {
     addresses: Vec<IpAddr>,
     /// True if the index differs from a file.
@@ -232,7 +233,7 @@ impl<'a> Ledger<'a> {
         if self.store.link(staged, text, address)? == Linked::Done {
             return Ok(());
         }
-        // A torn reservation's writer died: while the lock is held, no other process writes.
+        // The writer of a torn reservation has died, because no other process writes while this one holds the lock.
         if self.store.entry(address)? == Some(Entry::Torn) {
             log::info!("reservation of {address} is empty or torn: replaced");
             self.store.unlink(address)?;

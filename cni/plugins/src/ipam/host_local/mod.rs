@@ -126,7 +126,7 @@ impl Plugin for HostLocal {
         };
         let mut store =
             Store::create(&config.data_dir, &request.config.name).map_err(|error| unusable(&error))?;
-        // As many files as an ADD makes.
+        // The probes are as many files as an ADD makes.
         let probes = config.sets.iter().map(|_| store.probe()).collect::<Result<Vec<_>, _>>();
         let probes = probes.map_err(|error| unusable(&error))?;
         store.make_ours(&config.data_dir, &request.config.name);
@@ -231,7 +231,7 @@ fn reserve<'a>(
 ) -> Result<Vec<Choice<'a>>, CniError> {
     let attachment = &request.attachment;
     let mut ledger = Ledger::open(store)?;
-    // Under two names of one network at once, the later choice sees the earlier one's reservation.
+    // If a network is called under two names at once, the later choice sees the reservation of the earlier one.
     let _all_networks = other_networks::lock(&config.data_dir);
     let mut avoidance = Avoidance::of(&config.data_dir, request.config);
     let mut tries = 0;
@@ -345,7 +345,7 @@ fn release(store: &Store, attachment: &Attachment) -> Result<(), StoreError> {
     released.and(store.sync())
 }
 
-/// The number of containers that get addresses by a configuration: each takes one of every range set.
+/// The number of containers that can get addresses from a configuration. Each takes one from every range set.
 pub(crate) fn addresses(config: &NetConf) -> Result<u64, CniError> {
     let resolved = with_subnets(resolve(config, &Env::default())?, config.version)?;
     let gateways: BTreeSet<IpAddr> = gateways(&resolved).into_iter().collect();

@@ -26,7 +26,7 @@ use super::store::{OURS, Store, StoreError, boot_id};
 
 /// The name of this plugin, as in `ipam.type`.
 pub(crate) const TYPE: &str = "host-local";
-/// The largest reservation, in bytes; a larger file is foreign.
+/// The largest reservation, in bytes. A larger file is not a reservation.
 const LARGEST: u64 = 4096;
 /// The time limit for the lock of all networks. Without the lock, two networks may give out one address at the same moment.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
@@ -42,7 +42,7 @@ pub(crate) struct OtherNetworks {
 #[derive(Debug)]
 pub(super) struct Holder {
     pub(super) owner: Attachment,
-    /// The record of its namespace; none if nothing can prove its end.
+    /// The record of the holder's namespace; none if nothing can prove that the namespace is gone.
     pub(super) namespace: Option<Vec<u8>>,
 }
 

@@ -17,11 +17,11 @@ use super::{abandoned, ledger, mark};
 pub enum ReservationLife {
     /// There is no reservation.
     Unreserved,
-    /// Its namespace is provably gone.
+    /// The container's namespace is provably gone.
     Gone,
-    /// Its namespace exists at the recorded path.
+    /// The container's namespace exists at the recorded path.
     Living(ContainerNetns),
-    /// Nothing proves either, for example because the reference made the reservation.
+    /// There is no proof of either, for example because the reference made the reservation.
     Unknown,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Block {
     pub(super) prefix: u128,
 }
 
-/// One bit for each address of a block, set if the address is taken.
+/// A bit for each address of a block, set if the address is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Bits(pub(super) [u64; 4]);
 
@@ -47,7 +47,7 @@ impl Bits {
     }
 
     fn first_clear(&self, from: u8, to: u8) -> Option<u8> {
-        // At most 256 steps over four words: not worth masks.
+        // At most 256 steps over four words, so masks are not worth the effort.
         (from..=to).find(|at| !self.has(*at))
     }
 }

@@ -284,13 +284,13 @@ impl Store {
         self.replace_last(&self.dir, &format!("{TEMPORARY}{name}"), &name, address)
     }
 
-    /// Writes the file in place, which needs no other inode. None if the file is missing, or would keep the end of a
-    /// longer address.
+    /// Writes the file in place, which needs no new inode. None if the file is missing, or if it is longer than the new
+    /// address and the rest of the old one would remain.
     fn overwrite_last(&self, name: &str, address: IpAddr) -> Option<()> {
         let file = self.dir.open_file(name, Access::Write).ok()?;
         let (data, text) = (file.metadata().ok()?, address.to_string());
         let fits = usize::try_from(data.len()).is_ok_and(|length| (1..=text.len()).contains(&length));
-        // Another name of the file is not ours.
+        // A file with further hard links must not be changed in place, because those names do not belong to host-local.
         let is_ours = data.nlink() == 1;
         (fits && is_ours && file.write_at(text.as_bytes(), 0).is_ok_and(|written| written == text.len()))
             .then_some(())

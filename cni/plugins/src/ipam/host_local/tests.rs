@@ -311,7 +311,7 @@ fn a_file_that_the_index_lacks_is_noticed_and_nothing_else_stays_reserved() {
         index.remove(owner, address.parse().unwrap()).unwrap();
         index.finish(stamp).unwrap();
     };
-    // The search begins with the first address, which the index has free.
+    // The search begins with the first address, which is free according to the index.
     f.write("last_reserved_ip.1", b"");
     forget("fd00::2");
     assert_eq!(f.add_text(dual(), "c2"), "10.1.2.3/24 fd00::3/64");

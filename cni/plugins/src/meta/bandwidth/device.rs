@@ -46,8 +46,8 @@ pub fn is_ours(link: &Link) -> bool {
     is_device(link) && Owner::from_comment(&link.alias).is_some()
 }
 
-/// True if a link of one of the attachment's names is its device. A link without an alias may be the reference's, or
-/// left by an ADD that was killed.
+/// True if a link that has one of the attachment's names is the attachment's device. A link without an alias may be the
+/// reference's, or may be left from an ADD that was killed.
 fn is_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)

@@ -131,7 +131,8 @@ impl Expected for Device {
     fn take_away(&self) -> Result<(), CniError> {
         let host = open()?;
         let veth = &self.0.veth;
-        // The link's name depends on the attachment only: another link of that name is a later ADD's, and so is the device.
+        // The link's name depends only on the attachment, so a link of that name with another index belongs to a later
+        // ADD, and so does the device.
         match host.find_link(&veth.name).map_err(failed)? {
             Some(link) if link.index != veth.index => Ok(()),
             _ => device::remove(&host, &self.0.attachment).map_err(failed),
@@ -188,7 +189,7 @@ impl Expected for Redirection {
 
     fn put_back(&self) -> Result<(), CniError> {
         self.0.put_back()?;
-        // A filter with the first preference of all, which was there before ours, keeps its place.
+        // A filter that was there before ours and has the very first preference stays before ours.
         self.check()
     }
 }
@@ -204,9 +205,9 @@ pub(super) fn early(filter: &IngressFilter, veth: &Link, device: &Link) -> Strin
     )
 }
 
-/// A BPF program that is asked earlier.
+/// A BPF program that runs earlier.
 enum Earlier {
-    /// At tcx, which comes before all filters.
+    /// The program is attached at tcx, which comes before all filters.
     Tcx,
     Filter(IngressFilter),
 }
@@ -220,7 +221,7 @@ impl fmt::Display for Earlier {
     }
 }
 
-/// BPF programs before the redirection: whether they accept packets themselves is known to their owner only.
+/// BPF programs that run before the redirection. Only their owner knows whether they accept packets themselves.
 struct EarlierPrograms(Egress);
 
 impl EarlierPrograms {

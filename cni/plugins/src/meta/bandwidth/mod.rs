@@ -179,7 +179,7 @@ impl Sides {
         Ok(Self { host, veth })
     }
 
-    /// Refuses an ADD whose previous plugin has made another link of the node, as the reference does.
+    /// Refuses an ADD if the previous plugin made a different link on the node, as the reference does.
     fn must_be_named(&self, previous: &AddResult) -> Result<(), CniError> {
         let is_named = |one: &Interface| one.sandbox.is_empty() && one.name == self.veth.name;
         if previous.interfaces.iter().any(is_named) {
@@ -188,7 +188,7 @@ impl Sides {
         Err(CniError::internal(NO_PEER))
     }
 
-    /// As [`Sides::find`]; none if there is no such pair.
+    /// Does the same as [`Sides::find`], but returns none if there is no such pair.
     fn find_if_there(request: &Request<'_>) -> Result<Option<Self>, CniError> {
         let host = RouteSocket::open().map_err(failed)?;
         Ok(outer_end(&host, request)?.map(|veth| Self { host, veth }))
@@ -277,7 +277,7 @@ impl Sides {
                 undo.on_failure("redirection", move || host.redirect_ingress(veth, &to).map(drop));
                 gone(host.delete_redirections(veth, &[device.index]))?;
             }
-            // The last step that can fail, as there is usually one device.
+            // No later step can fail, because there is usually only one device.
             gone(host.delete_link(device))?;
         }
         Ok(Devices { limited: None, removed })

@@ -102,7 +102,7 @@ impl Plugin for Flannel {
         let (kind, bytes) = (kind(&config), bytes(config));
         let delegated = || delegate::other(&kind, request.env, "DEL", &bytes).map(drop);
         match former {
-            // The DELs of the chained plugins, which the runtime calls under the new name, find nothing.
+            // The runtime calls the DELs of the chained plugins under the new name, so they find nothing.
             Some(old) => renamed::del_as(request, old, &|_| delegated())?,
             None => delegated()?,
         }

@@ -250,8 +250,8 @@ pub(crate) fn container_networks(result: &AddResult, ifname: &str) -> Vec<IpNet>
     networks
 }
 
-/// The mappings with the container's addresses. A mapping of a family that the container lacks is left
-/// out, as in the reference.
+/// The mappings with the container's addresses. Like the reference, this leaves out mappings for a family that the
+/// container lacks.
 pub(crate) fn published(mappings: &[PortMapping], networks: &[IpNet]) -> Vec<PublishedPort> {
     let mut ports = Vec::new();
     for mapping in mappings {

@@ -110,7 +110,7 @@ fn add(
     let previous = previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
     let Some(wanted) = wanted(request, config, previous)? else { return Ok(previous.clone()) };
     let before = backend.publish(&wanted)?;
-    // Only now is the guard of the loopback in place.
+    // The guard of the loopback is in place only from here on.
     if let Err(error) = route_localnet::open_for(&wanted, open) {
         // The ports of an earlier ADD stay, because its container is running.
         if before == Before::Nothing

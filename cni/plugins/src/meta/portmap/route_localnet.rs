@@ -79,8 +79,8 @@ fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>,
     socket.link_by_index(link).map(Some).map_err(failed)
 }
 
-/// Adds a local route to ::1 by the link. Once the kernel has undone the translation of a reply to ::1, it looks the
-/// route up strictly, and accepts only one by the link that the reply came in through (`ip6_route_input` and
+/// Adds a local route to ::1 through the link. After the kernel has undone the translation of a reply to ::1, it looks
+/// the route up strictly: only a route through the link on which the reply arrived is accepted (`ip6_route_input` and
 /// `rt6_need_strict`).
 fn accept_replies(socket: &RouteSocket, link: &Link) -> Result<(), CniError> {
     // The metric must be above 0, which the loopback's own route has, and differ for each link, because equal

@@ -310,7 +310,7 @@ mod tests {
             lines(&plan.routes),
             ["10.0.0.0/24 table 100 Replace", "0.0.0.0/0 via 10.0.0.1 table 100 Replace"]
         );
-        // The route to the gateway last.
+        // The route to the gateway is deleted last.
         assert_eq!(plan.leaving, [present.routes[0].clone(), present.routes[1].clone()]);
         assert!(plan.hinted.is_empty());
     }

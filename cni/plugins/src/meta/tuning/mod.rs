@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(result(&previous, "eth1", &wanted), previous);
     }
 
-    /// With a veth, although its driver does not need it.
+    /// The test uses a veth, although its driver would not need the link to be down.
     #[test]
     fn what_a_link_loses_while_it_is_down_comes_back() {
         let done = probe::in_new_namespace(|route| {
@@ -370,7 +370,7 @@ mod tests {
             };
             add("10.8.0.1/32", None, 254, 3)?;
             add("0.0.0.0/0", Some("10.8.0.1"), 254, 3)?;
-            // As sbr does: the addresses' networks move to tables of their own.
+            // Like sbr, this moves the networks of the addresses to separate tables.
             for (net, gateway, all, table) in
                 [("10.9.0.0/24", "10.9.0.1", "0.0.0.0/0", 100), ("fd00:9::/64", "fd00:9::1", "::/0", 101)]
             {

@@ -51,8 +51,8 @@ pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<V
     Ok(all)
 }
 
-/// The path below `net`; none if it leads elsewhere. As in sysctl(8), the first of `.` and `/` is the
-/// separator: with slashes, names may have dots.
+/// The path below `net`; none if the key leads elsewhere. As in sysctl(8), whichever of `.` and `/` comes first is the
+/// separator, so that names may have dots if slashes are used.
 fn below_net(key: &str, ifname: &str) -> Option<String> {
     let path = match key.find(['.', '/']) {
         Some(first) if key[first..].starts_with('/') => key.to_owned(),

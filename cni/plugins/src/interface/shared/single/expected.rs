@@ -14,7 +14,7 @@ use crate::interface::shared::expected::Objects;
 use crate::interface::shared::{container_side, failed};
 use crate::plugin::Request;
 
-/// The master, if it is the node's, and what is inside the container.
+/// The objects that the attachment needs: the master, if it is on the node, and those inside the container.
 ///
 /// # Errors
 /// The container or its link cannot be found.
@@ -32,7 +32,7 @@ pub(crate) fn of(request: &Request<'_>, below: &Below) -> Result<Objects, CniErr
     Ok(all)
 }
 
-/// What is inside the container.
+/// The objects inside the container.
 ///
 /// # Errors
 /// The container cannot be found.

@@ -118,7 +118,7 @@ impl Below {
         }
     }
 
-    /// As [`Below::status`], and checks the MTU against the master's.
+    /// Does the same as [`Below::status`], and checks the MTU against the master's.
     ///
     /// # Errors
     /// Code 50 if there is no such link, or its MTU is smaller.
@@ -162,7 +162,7 @@ impl Below {
     }
 }
 
-/// Checks for a STATUS that the kernel supports links of that kind (`IFLA_INFO_KIND`).
+/// Checks for a STATUS that the kernel supports this kind of link (`IFLA_INFO_KIND`).
 ///
 /// # Errors
 /// Code 50 if it does not.

@@ -34,7 +34,7 @@ pub(crate) struct Recipe<'a> {
     pub(crate) plugin: &'static str,
     pub(crate) addresses: Addresses,
     pub(crate) advertisements: Advertisements,
-    /// The result's resolver settings; none for IPAM's.
+    /// The result's resolver settings; none to use IPAM's.
     pub(crate) dns: Option<Dns>,
     /// The prefix of IPAM's errors.
     pub(crate) ipam_failed: &'static str,

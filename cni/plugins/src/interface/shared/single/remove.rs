@@ -97,7 +97,7 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
         let route = match open(&path) {
             Ok((netns, route)) if netns.id() != own => route,
             Ok(_) => continue,
-            // Being removed, or not a namespace.
+            // The namespace is being removed, or the file is not a namespace.
             Err(error) => {
                 log::debug!("search for dead links: {error}");
                 continue;

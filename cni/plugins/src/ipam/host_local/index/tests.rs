@@ -9,7 +9,8 @@ use super::*;
 const STAMP: Stamp = Stamp { boot: [7; 16], device: 1, inode: 2, mtime: (3, 4), ctime: (5, -6) };
 
 fn owner(n: u8) -> OwnerKey {
-    // A letter first: white space around a name is not part of it, so that six of the bare numbers were one owner.
+    // The letters are needed because the owner is trimmed, and six values of `n` are white space, which would all
+    // become the same owner.
     OwnerKey::of(&[b'a', n, b'z'])
 }
 
@@ -190,14 +191,14 @@ fn an_owner_of_many_addresses_takes_one_slot() {
     assert!(index.taken(block).unwrap().has(place));
     index.grow().unwrap();
     assert_eq!((owned(&index, 1), owned(&index, 2).map(|all| all.len())), (None, Some(1)));
-    // An owner of as many as the index takes is listed.
+    // An owner with the maximum number of addresses is still listed.
     let mut contents = Contents::default();
     for n in 0..u16::try_from(MOST).unwrap() {
         contents.insert(Some(owner(4)), address(n));
     }
     let most = Index::create(tempfile::tempfile().unwrap(), &contents).unwrap();
     assert_eq!(owned(&most, 4).unwrap().len(), MOST);
-    // One by one, too.
+    // The same holds if the addresses are added one by one.
     for n in 0..u16::try_from(MOST).unwrap() {
         index.insert(owner(3), address(40_000 + n)).unwrap();
     }
