@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds out that a command which this program does not know belongs to the other program, for the error message.
+//! Recognises a command of the other program, for the error message about an unknown command.
 
 /// The commands of each program, except those that both have. A test of each program compares the list with its own
 /// commands.

@@ -20,8 +20,8 @@ use cni_plugins::skel::socket_closer;
 use cni_plugins::{logging, registry};
 use cni_spec::{CniError, ErrorCode};
 
-/// Standard output, without the buffer of [`io::Stdout`], which writes a text up to its last line first, and then the
-/// rest: the runtime would wake twice.
+/// Standard output without the buffer of [`io::Stdout`]. That buffer writes a text up to its last line break first and
+/// then the rest, which would wake the runtime twice.
 struct Unbuffered;
 
 impl Write for Unbuffered {
@@ -41,7 +41,7 @@ pub fn main() -> ExitCode {
     let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let given: Vec<OsString> = args.collect();
     let is_daemon = given.iter().take(2).any(|arg| arg == "daemon");
-    // A daemon has no result: its log is the only trace of its work.
+    // A daemon returns no result, so its log is the only trace of its work.
     logging::start(if is_daemon { "info" } else { "error" });
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     if name == socket_closer::NAME {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The bridge of a network: removed with the last container, as netavark's own driver does. podman does not call a
-//! driver when a network is removed.
+//! The bridge of a network, which is removed together with the last container, as netavark's own driver does. podman
+//! does not call a driver when a network is removed.
 
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_kernel::sysctl::{self, SysctlError};

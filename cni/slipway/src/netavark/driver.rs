@@ -83,7 +83,7 @@ pub(super) fn setup(netns: &str, exec: &Exec) -> Result<Status, DriverError> {
     let result = match runtime().add(&wanted.network, &wanted.container) {
         Ok(result) => result,
         Err(error) => {
-            // With a failed undo the note stays, so that the next set-up removes what is left.
+            // If the undo failed, the note stays, so that the next set-up removes what is left.
             if !matches!(error, NetworkError::Undone { undo: Some(_), .. }) {
                 store.end(&attachment)?;
             }
@@ -198,8 +198,8 @@ fn delete(netns: &str, exec: &Exec, attachment: &Attachment) -> Result<(), Drive
     Ok(runtime().del(&network, &container)?)
 }
 
-/// A metric above those of the container's default routes, so that the network that was joined first is used, which has
-/// the published ports, and when the container leaves it, the next one.
+/// A metric above those of the container's default routes. Packets then leave through the network that was joined
+/// first, which has the published ports. When the container leaves that network, the next one takes over.
 fn next_metric(inside: &RouteSocket) -> Result<u32, RouteError> {
     let mut metric = METRIC;
     for family in AddressFamily::BOTH {
@@ -210,8 +210,8 @@ fn next_metric(inside: &RouteSocket) -> Result<u32, RouteError> {
     Ok(metric)
 }
 
-/// Publishes the container's ports on another of its networks, when they have gone with this one
-/// (`podman network disconnect`). A container that is torn down as a whole loses them again with its next network.
+/// Publishes the container's ports on another of its networks, if they went away with this one (`podman network
+/// disconnect`). If the whole container is being torn down, the teardown of its next network withdraws them again.
 fn publish_on_others(gone: &Attachment) -> Vec<DriverError> {
     let others = match store::of_container(gone.container_id()) {
         Ok(others) => others,

@@ -58,7 +58,7 @@ pub(crate) enum DriverError {
     /// The bridge of a network without containers could not be deleted.
     #[error("delete the unused bridge: {0}")]
     Bridge(RouteError),
-    /// The bridge of another program is missing, or is another link.
+    /// The bridge that another program should have made is missing, or its name belongs to a link of another kind.
     #[error("{0:?} is no bridge of the node, and mode=unmanaged makes none")]
     NoBridge(String),
     /// The bridge of an internal network still forwards packets.

@@ -11,7 +11,7 @@ use super::subnets::Used;
 use super::translate::{self, Circumstances, METRIC, NfTables};
 use super::types::Exec;
 
-/// The request for a new network. What is made of it is a network that may be made again.
+/// The request for a new network. A network that was completed can be completed again.
 pub fn create(bytes: &[u8]) -> Result<impl Debug, String> {
     let input: Map<String, Value> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let made = complete(input, &Used::default(), Some("strict")).map_err(|error| error.to_string())?;

@@ -2,8 +2,8 @@
 
 //! The option `isolate`: the networks that a network is kept apart from.
 //!
-//! A network without the option is what the netavark that calls makes of it: open with netavark 1, strict from netavark 2
-//! on. Where that cannot be told, it is strict.
+//! A network without the option gets the default of the netavark that calls: open with netavark 1, strict from netavark
+//! 2 on. If the version of the caller is unknown, the network is strict.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,9 +27,9 @@ pub(super) fn of_network(network: &Network) -> Isolate {
     }
 }
 
-/// True for a network that an earlier version of Slipway created, which wrote no option: `create` writes one today where
-/// netavark isolates by default. Such a network has the bridge that `create` names. Networks whose driver was changed by hand
-/// have podman's.
+/// True for a network that was created by an earlier version of Slipway, which never wrote the option. Today `create`
+/// writes the option where netavark isolates by default. The network is recognised by its bridge, which has the name
+/// that `create` chooses. A network whose driver was changed by hand has the bridge that podman named.
 fn is_of_earlier_version(network: &Network) -> bool {
     network.network_interface.as_deref() == Some(network.default_bridge().as_str())
 }
@@ -42,7 +42,8 @@ struct Stored {
     network: Network,
 }
 
-/// The files of podman's networks that an earlier version of Slipway created, and that are open for lack of the option.
+/// The files of podman's networks that an earlier version of Slipway created, and that are open because they lack the
+/// option.
 pub(crate) fn open_since_an_earlier_version(directory: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut found: Vec<PathBuf> =
@@ -66,12 +67,12 @@ fn is_open(path: &Path) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Netavark1,
-    /// Or one that cannot be told from it.
+    /// netavark 2, or a caller whose version cannot be determined.
     Netavark2,
 }
 
-/// netavark 1 does not know the time of creation and passes all other keys; netavark 2 knows it and passes no `null`
-/// (their `types.rs`).
+/// Tells the versions apart by the keys that they pass: netavark 1 does not know the time of creation and passes all
+/// other keys, while netavark 2 knows the time and passes no `null` (see `types.rs` of both).
 fn caller(network: &Network) -> Caller {
     match (network.created, network.network_dns_servers) {
         (Presence::Absent, Presence::Null) => Caller::Netavark1,
@@ -79,14 +80,14 @@ fn caller(network: &Network) -> Caller {
     }
 }
 
-/// The value that `create` writes into a new network without the option; none if podman itself has called, which then has
-/// netavark 1.
+/// The value that `create` writes into a new network without the option. None if podman itself is the caller, because
+/// such a podman uses netavark 1.
 pub(super) fn of_new_network() -> Option<&'static str> {
     let name = fs::read_to_string(format!("/proc/{}/comm", getppid())).unwrap_or_default();
     is_strict_creator(name.trim_end()).then_some("strict")
 }
 
-/// netavark 2 calls `create` in podman's place.
+/// With netavark 2, netavark calls `create`, not podman.
 fn is_strict_creator(program: &str) -> bool {
     program != "podman"
 }

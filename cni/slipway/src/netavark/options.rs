@@ -11,7 +11,7 @@ const BACKENDS: [&str; 3] = ["nftables", "iptables", "ebpf"];
 /// Backends of the plugin firewall.
 const FIREWALLS: [&str; 3] = ["nftables", "iptables", "firewalld"];
 
-/// Options of what the driver does on the node, and not on the bridge of another program.
+/// Options about work that the driver does only for bridges that it manages, not for the bridge of another program.
 const OF_MANAGED: [&str; 4] = ["backend", "firewall", "ipMasq", "isolate"];
 
 /// The program that manages the bridge, in netavark's words.
@@ -36,7 +36,7 @@ pub(crate) enum Isolate {
 }
 
 impl Isolate {
-    /// The value of that name; netavark knows the words, the numbers are those of Slipway's other options.
+    /// The value with that name. netavark uses the words, and Slipway's other options use the numbers.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "false" | "0" => Some(Self::Open),

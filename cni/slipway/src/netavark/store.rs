@@ -37,13 +37,14 @@ impl Store {
         Ok(Self { pending: directory(PENDING)?, locks: directory(LOCKS)? })
     }
 
-    /// Locks a bridge: a teardown that deletes it must not meet a set-up that joins it.
+    /// Locks a bridge, so that a teardown which deletes the bridge does not run concurrently with a set-up that joins
+    /// it.
     pub(super) fn lock(&self, bridge: &str) -> Result<FileLock, LockError> {
         FileLock::acquire(&self.locks, bridge, 0o600, PATIENCE)
     }
 
-    /// Notes that a set-up begins. Returns true if an earlier one of the attachment may have left something: it was
-    /// killed, or not torn down.
+    /// Notes that a set-up begins. Returns true if an earlier set-up of the attachment may have left something, because
+    /// it was killed or was not torn down.
     pub(super) fn begin(&self, attachment: &Attachment) -> Result<bool, DirError> {
         let name = note(attachment);
         let was_noted = self.pending.exists(&name)?;
@@ -51,7 +52,7 @@ impl Store {
         Ok(was_noted || cached(attachment).is_some())
     }
 
-    /// Removes the note: the attachment is complete, or nothing of it is left.
+    /// Removes the note, because the attachment is complete or nothing of it is left.
     pub(super) fn end(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.pending.remove(note(attachment)).map(drop)
     }

@@ -16,7 +16,8 @@ use super::types::Subnet;
 
 /// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
 pub(crate) const CONFIGURATIONS: &str = "/etc/containers/networks";
-/// The file, the subnet and the bridge of podman's default network. Without such a file it exists nevertheless, with these.
+/// The file, the subnet and the bridge of podman's default network. The network exists even without the file, and then
+/// has this subnet and bridge.
 const DEFAULT_FILE: &str = "podman.json";
 const DEFAULT_SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 88, 0, 0), 16);
 const DEFAULT_BRIDGE: &str = "podman0";
@@ -111,7 +112,7 @@ pub(super) fn unique_v6(seed: &str) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from(octets), 64))
 }
 
-/// The first address of a subnet after that of the network: its gateway, unless another one is named.
+/// The first address after that of the network, which is the gateway unless another one is named.
 pub(super) fn first(subnet: IpNet) -> Option<IpAddr> {
     // An IPv6 subnet's hosts begin with its network address, which all routers have (RFC 4291, section 2.6.1).
     subnet.hosts().nth(usize::from(subnet.addr().is_ipv6()))

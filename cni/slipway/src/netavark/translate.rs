@@ -151,7 +151,7 @@ impl Plan<'_> {
         self.options.mode == Mode::Managed && has_all
     }
 
-    /// True if the node translates addresses: masquerade, published ports.
+    /// True if the node translates addresses, for masquerade or published ports.
     fn translates(&self) -> bool {
         self.options.mode == Mode::Managed && !self.exec.network.internal
     }
@@ -413,7 +413,7 @@ mod tests {
         let [bridge] = all.as_slice() else { panic!("{all:?}") };
         assert_eq!((&bridge["isGateway"], &bridge["ipMasq"]), (&json!(false), &json!(false)));
         assert_eq!(bridge["ipam"]["routes"], json!([]));
-        // A gateway that was named gets its address, and forwards nothing.
+        // A gateway that was named gets its address, but forwards nothing.
         let named = exec(&json!({"internal": true}), &json!({}), &port);
         let bridge = &plugins(&named).unwrap()[0];
         assert_eq!((&bridge["isGateway"], &bridge["ipam"]["routes"]), (&json!(true), &json!([])));

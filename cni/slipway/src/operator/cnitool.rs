@@ -24,7 +24,7 @@ use slipway_cli::{Failure, Format, json};
 use capability::CapabilityError;
 use report::Verdict;
 
-/// Its name in a plugin directory.
+/// The tool's name in a plugin directory.
 pub(crate) const NAME: &str = "cnitool";
 
 /// Attach a network namespace to a network by hand, as a runtime does
@@ -153,8 +153,8 @@ fn called(args: &Args, vars: Vars<'_>, out: &mut dyn Write) -> Result<bool, Tool
         Verb::Validate => return validate(args, &runtime, &network, out),
         Verb::Check => runtime.check(&network, &container(args, vars)?),
         Verb::Del => runtime.del(&network, &container(args, vars)?),
-        // The tool knows of no valid attachments: GC forgets what is cached, and leaves the rest to the
-        // plugins.
+        // The tool does not know which attachments are valid. Therefore GC forgets what is cached, and leaves the rest
+        // to the plugins.
         Verb::Gc => runtime.gc(&network, GcScope::Cached),
         Verb::Status => runtime.status(&network),
     };

@@ -506,7 +506,7 @@ mod tests {
         host.cache("/nonexistent/netns", ID);
         assert_eq!(host.detach(Some(Only::Gone), false), Ok(Outcome::Detached));
         for plugin in ["one", "two"] {
-            // The namespace is gone: its path may lead to another one soon.
+            // The namespace is gone, and its path may soon lead to another one.
             assert_eq!(host.call(plugin), Some(format!("DEL {ID} eth0 []\n")));
             let input = fs::read_to_string(host.0.path().join(format!("{plugin}.input"))).unwrap();
             assert!(input.contains("10.22.0.2/24"), "{input}");

@@ -36,7 +36,7 @@ struct Limit {
     enough_for: fn(u64) -> Option<u64>,
     /// The value for a node with this room.
     wanted: fn(&Room) -> u64,
-    /// What happens beyond the limit.
+    /// The consequence of exceeding the limit.
     consequence: &'static str,
 }
 

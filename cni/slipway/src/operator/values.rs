@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the values of options must be, for messages.
+//! The forms that the values of options must have, for messages.
 
 use std::time::Duration;
 

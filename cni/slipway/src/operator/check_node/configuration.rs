@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What the administrator has written: the node's settings and the networks. A misspelt key has no effect, and
+//! The node's settings and the networks, as the administrator has written them. A misspelt key has no effect, and
 //! nothing fails because of it.
 
 use std::path::Path;

@@ -27,7 +27,8 @@ pub(super) fn findings() -> Vec<Finding> {
         .collect()
 }
 
-/// kube-proxy in mode nftables next to ports that iptables publishes: neither comes first for certain.
+/// Reports kube-proxy in mode nftables next to ports that iptables publishes, because neither of the two comes first
+/// for certain.
 fn order_of_kube_proxy() -> Option<Finding> {
     const WHAT: &str = "published ports of iptables beside kube-proxy's table";
     let families = match node::ports_of_iptables_beside_kube_proxy() {

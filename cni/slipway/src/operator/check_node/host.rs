@@ -96,7 +96,8 @@ fn own_table(differences: &Differences) -> Finding {
     }
 }
 
-/// The missing rules of running containers, in words; none if nothing is missing. `of_table` is lost with the table itself.
+/// Describes the missing rules of running containers; none if nothing is missing. `of_table` describes what is lost
+/// with the table itself.
 fn lost(differences: &Differences, of_table: Option<&str>) -> Option<String> {
     let of_table = of_table.filter(|_| differences.table).map(str::to_owned);
     let rules = differences.objects.iter().filter(|object| object.is_rules);
@@ -202,7 +203,7 @@ fn iptables() -> Finding {
     }
 }
 
-/// conntrackd writes flows into conntrack that the table has not seen.
+/// Reports conntrackd, because it writes flows into conntrack that our table has not seen.
 fn flow_writer(processes: &Path) -> Option<Finding> {
     const NAME: &str = "conntrackd";
     let is_named = |entry: fs::DirEntry| {
@@ -369,7 +370,7 @@ fn flows() -> Option<Finding> {
     )
 }
 
-/// The containers that the networks have room for, and the limit of the kernel that is met first.
+/// The containers that the networks have room for, and the kernel limit that is reached first.
 fn room(room: &Room, settings: &Path) -> Option<Finding> {
     const WHAT: &str = "room for containers";
     if room.networks.is_empty() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Networks to which no container can be added, and those of podman's that are open although podman keeps its own apart.
+//! Networks to which no container can be added, and podman's networks that an earlier version created as open.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found
 }
 
-/// The plugins of a network whose STATUS fails, of those that this binary has.
+/// Reports the plugins of a network whose STATUS fails. Only plugins of this binary are asked.
 fn of_network(network: &Network) -> Vec<Finding> {
     let list = network.list();
     let status = |plugin: &Map<String, Value>| {

@@ -15,8 +15,9 @@ pub(super) fn findings() -> Vec<Finding> {
     }
 }
 
-/// The kernel still has the flag that it set when it accepted an advertisement, and accepts none any more: it does so
-/// while it forwards only if `accept_ra` is 2, and with 0 another program (networkd, NetworkManager) handles them.
+/// True if the kernel has accepted an advertisement on the link, which sets the flag, but does not accept any now. A
+/// kernel that forwards accepts advertisements only if `accept_ra` is 2. With 0, another program (networkd,
+/// NetworkManager) handles them.
 fn ignores_its_router(link: &Link) -> bool {
     link.up && link.has_router && link.forwards_ipv6 && !matches!(link.accept_ra, 0 | 2)
 }

@@ -110,7 +110,7 @@ pub(super) fn table(result: &AddResult, out: &mut dyn Write) -> io::Result<()> {
     columns::print(["INTERFACE", "NAMESPACE", "MAC", "ADDRESS", "GATEWAY"], &lines, out)
 }
 
-/// A dash stands for a value that is missing.
+/// The cells of a line. A missing value is shown as a dash.
 fn line(interface: Option<&Interface>, ip: Option<&IpConfig>) -> [String; 5] {
     let namespace = interface.map(|one| if one.sandbox.is_empty() { "host" } else { &one.sandbox });
     let cells = [

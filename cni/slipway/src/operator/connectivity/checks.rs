@@ -45,7 +45,7 @@ impl Sender {
     }
 }
 
-/// A request, and what is promised about its reply.
+/// A request, and the promise about its reply.
 struct Promise<'a> {
     from: Sender,
     /// The port to send from, 0 for any.
@@ -126,7 +126,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Sender outside and from the node to its addresses.
+    /// Checks requests to the node's addresses from outside, from the node and from containers.
     fn published(&mut self, protocol: Protocol, ends: Ends, gateway: Option<IpAddr>) -> Result<(), LabError> {
         let family = AddressFamily::of(ends.node);
         let port = self.plan.port;
@@ -158,7 +158,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Sender the node to its loopback.
+    /// Checks requests from the node to its loopback addresses.
     fn loopback(&mut self, protocol: Protocol, family: AddressFamily) -> Result<(), LabError> {
         let targets: &[IpAddr] = match family {
             AddressFamily::V4 => &[IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::new(127, 1, 2, 3))],
@@ -212,7 +212,7 @@ impl Stage<'_> {
         None
     }
 
-    /// Container to container, forwarded packets, masquerade.
+    /// Checks requests between containers, forwarded packets and masquerade.
     fn containers(&mut self, protocol: Protocol, ends: Ends, pod: IpAddr) -> Result<(), LabError> {
         let Some((other, _)) = address(self.other, AddressFamily::of(pod)) else { return Ok(()) };
         let (near, far) = (Sender::In(Member::Other), Sender::In(Member::Outside));
@@ -247,7 +247,7 @@ impl Stage<'_> {
         })
     }
 
-    /// A flow of the node from a local port that is published is left alone.
+    /// Checks that a flow of the node is left alone although its local port is published.
     fn own_flow(&mut self, protocol: Protocol, ends: Ends) -> Result<(), LabError> {
         let to = SocketAddr::new(ends.outside, SERVED);
         let promise = Promise::new(Sender::Node, protocol, to, "outside, from the published port");
@@ -255,8 +255,8 @@ impl Stage<'_> {
         self.request(&Promise { from_port, server, source, ..promise })
     }
 
-    /// The node's 127/8 is closed to others: a datagram for it, written by hand, is dropped. One for the node's
-    /// address shows that such datagrams arrive. `near` is the address of the node's end of the link.
+    /// Checks that the node's 127/8 is closed to others: a hand-made datagram for it must be dropped, while one for the
+    /// node's address shows that such datagrams arrive. `near` is the address of the node's end of the link.
     fn guard(
         &mut self,
         from: Member,
@@ -299,7 +299,7 @@ impl Stage<'_> {
         self.push(row)
     }
 
-    /// A published port has one owner, whom the error of a second one names.
+    /// Checks that a second container cannot publish the same port, and that its error names the owner.
     pub(super) fn taken(&mut self, second: Result<AddResult, LabError>) -> Result<(), LabError> {
         let row = Row::about("ADD", "a port of another container", None, CONTRACT);
         if self.backend.is_none() {
@@ -319,7 +319,7 @@ impl Stage<'_> {
         self.push(row)
     }
 
-    /// UDP clients that continue while the container is replaced, one of each family.
+    /// Checks that UDP clients continue while the container is replaced, with one client for each family.
     pub(super) fn replaced(
         &mut self,
         replace: impl FnOnce() -> Result<Server, LabError>,
@@ -360,12 +360,12 @@ impl Stage<'_> {
 }
 
 impl<'a> Promise<'a> {
-    /// A row of the contract about the container with the published port, from any port and seen from any source.
+    /// A promise of the contract about the container with the published port, from any port and seen from any source.
     const fn new(from: Sender, protocol: Protocol, to: SocketAddr, what: &'a str) -> Self {
         Self { from, from_port: 0, protocol, to, what, server: Member::Pod, source: None, page: CONTRACT }
     }
 
-    /// The line of the table, until it is known to be broken.
+    /// The row of the table for a promise that is kept.
     fn row(&self) -> Row {
         Row::new(self.from.words(), self.what, self.protocol, Some(self.to), self.page)
     }

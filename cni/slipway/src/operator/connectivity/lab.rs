@@ -160,7 +160,7 @@ impl Attacher {
         self.runtime.del(&self.network, &self.container(member)).map_err(failed)
     }
 
-    /// Lets plugins forget the link's addresses, as far as their version of the specification has STATUS.
+    /// Calls STATUS, if the plugins' version of the specification has it, so that plugins forget the link's addresses.
     fn settle(&self) {
         if let Err(error) = self.runtime.status(&self.network) {
             log::info!("STATUS: {error}");
@@ -177,7 +177,7 @@ impl Attacher {
     }
 
     fn of_record(bytes: &[u8]) -> Result<Self, LabError> {
-        // A record that cannot be read has no network, and is refused for that.
+        // A record that cannot be read yields no network, and is then refused.
         let Record { network, plugin_dirs, port } = serde_json::from_slice(bytes).unwrap_or_default();
         let dirs: Vec<PathBuf> = plugin_dirs.into_iter().map(PathBuf::from).collect();
         Ok(Self::new(Network::from_bytes(network)?, &dirs, port))
@@ -272,7 +272,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if !Path::new(DIRECTORY).join(RECORD).exists() {
-            // The lock is held: a process that waits for it finds the file deleted, and takes a new one.
+            // The lock is held. A process that waits for it will find the file deleted, and make a new one.
             drop(self.directory.remove(LOCK));
             drop(fs::remove_dir(DIRECTORY));
         }

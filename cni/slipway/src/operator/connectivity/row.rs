@@ -14,7 +14,7 @@ use slipway_cli::columns;
 pub(super) enum State {
     Passed,
     Failed,
-    /// It could not be tried.
+    /// The check could not be made.
     Skipped,
 }
 
@@ -65,12 +65,12 @@ impl Row {
         Self { from, what, protocol: None, to, state, saw, why: None, cause: None, page }
     }
 
-    /// The check, as one that could not be tried.
+    /// Turns the check into one that could not be made.
     pub(super) fn skipped(self, why: impl Into<String>) -> Self {
         Self { state: State::Skipped, why: Some(why.into()), ..self }
     }
 
-    /// The check, as one whose promise is broken.
+    /// Turns the check into one whose promise is broken.
     pub(super) fn failed(self, why: impl Into<String>) -> Self {
         Self { state: State::Failed, why: Some(why.into()), ..self }
     }

@@ -104,7 +104,7 @@ fn serve_tcp(listener: &TcpListener, name: &str, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((mut stream, peer)) => {
-                // It does not matter if the client is gone.
+                // The client may be gone, which does not matter.
                 drop(stream.set_write_timeout(Some(TCP)));
                 drop(stream.write_all(seen(name, peer).as_bytes()));
             }
@@ -220,7 +220,7 @@ impl Client {
         inside(netns, || Self::new(to, 0))?
     }
 
-    /// Its own address.
+    /// The client's own address.
     ///
     /// # Errors
     /// The system's error.

@@ -48,7 +48,7 @@ pub(super) enum Table {
     Ready,
     Absent,
     Damaged,
-    /// It is not ours, or the kernel has no nf_tables.
+    /// The table does not belong to Slipway, or the kernel has no nf_tables.
     Unusable(String),
 }
 
@@ -95,7 +95,8 @@ pub(super) struct Facts {
     pub(super) listens: bool,
     /// The path to the container that the packet is translated to.
     pub(super) way: Option<Way>,
-    /// What the container needs for the packet, and is missing or different, also where the packet passes nevertheless.
+    /// The objects that the container needs for the packet and that are missing or different, even if the packet passes
+    /// nevertheless.
     pub(super) obstacles: Vec<Difference>,
     pub(super) sources: Option<Sources>,
     /// The masquerade of the source.
@@ -111,11 +112,11 @@ pub(super) struct Facts {
     pub(super) administrator: bool,
     /// True if bridged packets of the family pass through netfilter.
     pub(super) bridge_netfilter: bool,
-    /// The rules because of which the BPF programs carry no such flow.
+    /// The rules that keep the BPF programs from carrying any such flow.
     pub(super) holding: Vec<HoldingRule>,
 }
 
-/// The rules because of which the BPF programs, if they are loaded, carry no flow of a protocol.
+/// The rules that keep the BPF programs, if they are loaded, from carrying any flow of a protocol.
 fn holding(protocol: Protocol) -> Vec<HoldingRule> {
     let all = ebpf::holding_rules().inspect_err(|error| log::debug!("{error}")).unwrap_or_default();
     let name = protocol.to_string().to_uppercase();

@@ -70,13 +70,13 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The end of a packet's way, for another command; none if the kernel's state cannot be read.
+/// What becomes of a packet, for another command; none if the kernel's state cannot be read.
 pub(super) fn outcome(packet: Packet) -> Option<String> {
     let facts = Facts::gather(packet).ok()?;
     Some(Explanation::of(&facts).outcome().to_owned())
 }
 
-/// The last step and the end of a packet's way, for another command; none if the kernel's state cannot be read.
+/// The last step of a packet and what becomes of it, for another command; none if the kernel's state cannot be read.
 pub(super) fn end(packet: Packet) -> Option<String> {
     let facts = Facts::gather(packet).ok()?;
     let explanation = Explanation::of(&facts);

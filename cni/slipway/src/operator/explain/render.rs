@@ -59,12 +59,11 @@ impl<'a> Explanation<'a> {
         text
     }
 
-    /// The last step.
     pub(super) fn last_step(&self) -> Option<&str> {
         self.steps.last().map(|(_, what)| what.as_str())
     }
 
-    /// The end of the way.
+    /// What becomes of the packet.
     pub(super) fn outcome(&self) -> &str {
         &self.outcome
     }
@@ -136,7 +135,7 @@ impl Explanation<'_> {
         Then::Continues
     }
 
-    /// The guard of the node's loopback: packets for or from loopback addresses on other links.
+    /// Checks the guard of the node's loopback, which drops packets from and to loopback addresses on other links.
     fn guard(&mut self, facts: &Facts) -> Then {
         let Packet { to, from, origin, .. } = &facts.packet;
         if *origin == Origin::Node {
@@ -166,8 +165,8 @@ impl Explanation<'_> {
         }
     }
 
-    /// A rule of another program that translates the packet first. A Service's rule is harmless if no container has
-    /// published the port.
+    /// Reports a rule of another program that translates the packet first. A Service's rule is harmless if no container
+    /// has published the port.
     fn foreign(&mut self, facts: &Facts) -> Then {
         let Some(first) = &facts.first else { return Then::Continues };
         let is_published = facts.hit.is_some() || facts.of_iptables.is_some();
@@ -183,7 +182,7 @@ impl Explanation<'_> {
         Then::Ends(format!("It goes to {}{not}: {} comes first.", first.target(), first.rule()))
     }
 
-    /// A destination at which no port is published.
+    /// Describes a destination at which no port is published.
     fn not_here(&mut self, facts: &Facts) -> String {
         let to = facts.packet.to.ip();
         match &facts.place {
@@ -352,7 +351,7 @@ impl Explanation<'_> {
         format!("It goes to the node itself{}.", listener(facts))
     }
 
-    /// What the container needs, and is missing or different.
+    /// Lists the objects that the container needs and that are missing or different.
     fn obstacles(&mut self, facts: &Facts) -> Then {
         for obstacle in &facts.obstacles {
             self.step(
@@ -366,7 +365,7 @@ impl Explanation<'_> {
         }
     }
 
-    /// From the translation to the container.
+    /// Follows the packet from the translation to the container.
     fn towards(&mut self, facts: &Facts, target: SocketAddr) -> Then {
         let Some(way) = &facts.way else {
             self.step("routing", format!("there is no route to {target}"));
@@ -395,7 +394,7 @@ impl Explanation<'_> {
         Then::Continues
     }
 
-    /// Packets from the node's loopback, which need two settings of the link.
+    /// Checks packets from the node's loopback, which need two settings of the link.
     fn leave_loopback(&mut self, facts: &Facts, way: &Way) -> Then {
         let to = facts.packet.to.ip();
         let from = facts.packet.from.unwrap_or(to);

@@ -17,14 +17,14 @@ pub(crate) enum Mode {
     DryRun,
 }
 
-/// The fate of what the plugins have left on the node.
+/// What happens to the state that the plugins have left on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It is removed; the command refuses if containers use it.
+    /// The state is removed. The command refuses if containers use it.
     Remove,
-    /// It is removed although containers use it (`--force`).
+    /// The state is removed although containers use it (`--force`).
     Force,
-    /// It stays (`--keep-state`).
+    /// The state stays (`--keep-state`).
     Keep,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     pub(crate) mode: Mode,
     /// The directory for manual pages and completions (`--share-dir`; install only).
     pub(crate) share_dir: Option<PathBuf>,
-    /// The fate of the node's state (`--force`, `--keep-state`; uninstall only).
+    /// What happens to the node's state (`--force`, `--keep-state`; uninstall only).
     pub(crate) state: State,
     /// The directory of host-local's reservations (`--data-dir`; uninstall only).
     pub(crate) data_dir: PathBuf,

@@ -43,7 +43,7 @@ pub(crate) enum InstallError {
     Taken {
         /// The file in the way.
         path: PathBuf,
-        /// Its kind, and the remedy.
+        /// The kind of the file, and the remedy.
         why: &'static str,
     },
     /// Manual pages or completions cannot be written or removed.

@@ -235,7 +235,7 @@ pub(crate) fn install_command(
     out: &mut dyn Write,
 ) -> Result<u8, Failure> {
     let options = args.options()?;
-    // The file itself: argv[0] is chosen by the caller, and may be a link.
+    // The file itself is installed, because argv[0] is chosen by the caller and may be a link.
     let out = &mut UnlessClosed::new(out);
     let steps = install(Path::new("/proc/self/exe"), plugins, &options, program, out)?;
     report_count(&options, &steps, out)?;
@@ -262,11 +262,11 @@ pub(crate) fn uninstall_command(
         State::Remove => UsedTable::Keep,
         State::Force => UsedTable::Remove,
     };
-    // Refuses before the plugins are removed: running containers need them for their DELs.
+    // The command refuses before the plugins are removed, because running containers need them for their DELs.
     let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;
     check_writable(&options).map_err(Failure::failed)?;
-    // The tables first: if a container was added since the plan, its elements make this fail, and the plugins
-    // stay.
+    // The tables are removed first. If a container was added since the plan, its elements make this fail, and the
+    // plugins stay.
     if options.mode == Mode::Apply {
         leftovers::remove_tables(&mut leftovers, in_use).map_err(Failure::failed)?;
     }

@@ -209,7 +209,7 @@ fn the_leftovers_of_a_killed_replacement_are_removed() {
     let theirs = |world: &World| {
         fs::create_dir_all(world.dir.join(BACKUP_DIR)).unwrap();
         fs::write(world.dir.join("bridge"), b"theirs").unwrap();
-        // The copy is kept, our link did not come, and a second call was killed in the middle of the same.
+        // The copy is kept, our link was never made, and a second call was killed at the same point.
         for name in ["bridge", ".slipway-new"] {
             fs::hard_link(world.dir.join("bridge"), world.dir.join(BACKUP_DIR).join(name)).unwrap();
         }

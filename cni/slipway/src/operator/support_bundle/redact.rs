@@ -149,7 +149,7 @@ fn reduced(value: &Value) -> Value {
     }
 }
 
-/// Stands for a text that is not shown.
+/// The placeholder for a text that is not shown.
 pub(super) fn length(text: &str) -> String {
     format!("(text of {} characters)", text.chars().count())
 }
@@ -179,7 +179,7 @@ pub(super) fn is_address(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
 }
 
-/// True for a name as people give them: short, so that no token passes for one.
+/// True for a name as people choose them. It must be short, so that no token is taken for a name.
 pub(super) fn is_name(text: &str) -> bool {
     text.len() <= 32
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())

@@ -94,7 +94,7 @@ fn known_keys_show_only_what_they_are_for() {
             assert!(!text.contains(MARK), "{key}: {form}\n{text}");
         }
     }
-    // A word could be the name of a link, but no address, path, number, MAC, text or setting.
+    // A word could be the name of a link, but not an address, path, number, MAC address, text or setting.
     for value in [
         json!({"type": "tap", "mtu": MARK, "mac": MARK, "selinuxContext": MARK, "multiQueue": MARK}),
         json!({"type": "tuning", "sysctl": {"net.ipv4.tcp_fastopen_key": MARK, MARK: "1"}, "dataDir": MARK}),

@@ -12,40 +12,39 @@ const QUIET: Duration = Duration::from_millis(500);
 /// The packets that may be open at once; more are not shown.
 const MOST_OPEN: usize = 256;
 
-/// The way of one packet.
+/// The path of one packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Journey {
     /// The packet as it came to netfilter.
     pub(super) first: TracedPacket,
     /// The base chains that it has passed, in order.
     pub(super) runs: Vec<Run>,
-    /// The place where netfilter had it last.
+    /// Where the packet left netfilter, or was seen last.
     pub(super) exit: Exit,
 }
 
-/// The end of a way.
+/// The end of a packet's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Exit {
-    /// The last run has dropped it.
+    /// The last run has dropped the packet.
     Dropped,
-    /// It has passed all chains for packets to the node itself.
+    /// The packet has passed all chains for packets to the node itself.
     Input(TracedPacket),
-    /// It has passed all chains, and leaves by a link.
+    /// The packet has passed all chains, and leaves through a link.
     Postrouting(TracedPacket),
-    /// It was not seen again.
+    /// The packet was not seen again.
     Lost,
 }
 
-/// The way through one base chain and the chains that it leads to.
+/// The path through one base chain and the chains that it leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Run {
     /// The base chain.
     pub(super) place: Place,
-    /// The packet as it came.
+    /// The packet when it entered the base chain.
     pub(super) seen: TracedPacket,
     /// The chains that rules led to.
     pub(super) path: Vec<String>,
-    /// The end.
     pub(super) end: End,
 }
 
@@ -56,11 +55,11 @@ pub(super) enum End {
     Open,
     /// A rule accepted or translated the packet.
     Accepted(ByRule),
-    /// A rule dropped it.
+    /// A rule dropped the packet.
     Dropped(ByRule),
-    /// A rule handed it to a program.
+    /// A rule handed the packet to a program.
     Queued(ByRule),
-    /// No rule decided.
+    /// No rule decided, so the chain's policy did.
     Policy(Policy),
 }
 
@@ -80,7 +79,7 @@ pub(super) struct Journeys {
 }
 
 impl Journeys {
-    /// Takes an event. Returns the way that it completes.
+    /// Takes an event, and returns the path that it completes, if any.
     pub(super) fn take(&mut self, step: Step, now: Instant) -> Option<Journey> {
         let begins = step.place.is_of_trace() && matches!(step.place.hook, Some("prerouting" | "output"));
         if begins {
@@ -107,7 +106,7 @@ impl Journeys {
         if journey.exit == Exit::Dropped { self.close(step.packet) } else { None }
     }
 
-    /// The ways of packets that were not seen again.
+    /// The paths of packets that were not seen again.
     pub(super) fn quiet(&mut self, now: Instant) -> Vec<Journey> {
         let (quiet, open) = std::mem::take(&mut self.open)
             .into_iter()

@@ -35,7 +35,7 @@ use words::{Description, Facts};
 const LONGEST: Duration = Duration::from_secs(600);
 /// The interval at which signals, and packets that are not seen again, are checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// The time between two looks at the records of the BPF programs, all of which are read.
+/// The time between two reads of the BPF programs' records, because each read takes all of them.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
 /// Show real packets to a port, hook by hook through the node's rules
@@ -95,7 +95,7 @@ struct Summary {
     counted: Vec<(Counter, u64)>,
 }
 
-/// Traces packets and prints their ways, each as soon as it is complete.
+/// Traces packets and prints their paths, each as soon as it is complete.
 pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     let Destination { protocol, to } = args.destination;
     let (time, count) = (args.time, args.count);
@@ -141,7 +141,7 @@ fn watch(wanted: &Wanted, each: &mut dyn FnMut(&Description)) -> Result<Summary,
         match tracer.next((now + LOOK).min(end))? {
             Some(Report::Lost) => lost = true,
             Some(Report::Step(step)) => done.extend(journeys.take(*step, Instant::now())),
-            // Packets that have not reached their end may need longer than the time.
+            // Packets that have not reached their end may need longer than the requested time.
             None if now >= end && !journeys.any() => break "time",
             None if now >= end => std::thread::sleep(LOOK),
             None => {}
@@ -171,16 +171,16 @@ fn added(before: &[(Counter, u64)], after: Vec<(Counter, u64)>) -> Vec<(Counter,
 /// The first packet of a flow that a trace caught while a request was made, for another command.
 #[derive(Debug)]
 pub(super) struct Caught {
-    /// The end of its way.
+    /// What became of the packet.
     pub(super) outcome: String,
     /// True if it was dropped.
     pub(super) dropped: bool,
 }
 
-/// Traces packets to a destination while `work` runs, and returns the ways that were caught.
+/// Traces packets to a destination while `work` runs, and returns the paths that were caught.
 ///
 /// # Errors
-/// As [`Tracer::start`].
+/// The errors of [`Tracer::start`].
 pub(super) fn during(protocol: Protocol, to: SocketAddr, work: impl FnOnce()) -> Result<Vec<Caught>, Error> {
     let mut tracer = Tracer::start(protocol, to, Duration::from_secs(10))?;
     work();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The way of a packet in the words of `slipway explain`: a pure function of its events.
+//! The path of a packet in the words of `slipway explain`: a pure function of its events.
 
 use std::fmt::Write as _;
 
@@ -20,12 +20,12 @@ pub(super) trait Facts {
     fn listener(&self) -> String;
     /// The reason why the packet is not seen again, as far as the node's settings show it.
     fn reason(&self, seen: &TracedPacket) -> Option<String>;
-    /// What is to be known of the rule at the end of a run that has translated the packet: why it is there, and what to
-    /// do.
+    /// Advice about the rule that has translated the packet at the end of a run: why the rule exists, and what to do
+    /// about it.
     fn translator(&self, seen: &TracedPacket, run: &Run) -> Option<String>;
 }
 
-/// A packet's way in words.
+/// A packet's path in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Description {
     headline: String,
@@ -39,7 +39,7 @@ pub(super) struct Description {
 }
 
 impl Description {
-    /// Describes a way.
+    /// Describes a path.
     pub(super) fn of(journey: &Journey, protocol: Protocol, facts: &dyn Facts) -> Self {
         let first = &journey.first;
         let link = first.link_in.map(|index| facts.link(index));
@@ -96,7 +96,8 @@ impl Description {
         self.steps.push((stage, what.into()));
     }
 
-    /// Names the rule of another program that has translated the destination, as the last one that it met.
+    /// Names the rule of another program that has translated the destination, which is the rule that ended the previous
+    /// run.
     fn translator(&mut self, before: (&TracedPacket, Option<&Run>), after: &TracedPacket, facts: &dyn Facts) {
         let (seen, Some(run)) = before else { return };
         let End::Accepted(rule) = &run.end else { return };
@@ -119,7 +120,7 @@ impl Description {
         self.is_translated = true;
     }
 
-    /// The translations between two points of the way.
+    /// Reports the translations between two points of the path.
     fn changes(&mut self, before: &TracedPacket, after: &TracedPacket) {
         if before.to != after.to && !std::mem::take(&mut self.is_translated) {
             self.translated("lookup", &format!("the destination becomes {}", after.to));
@@ -129,7 +130,7 @@ impl Description {
         }
     }
 
-    /// Adds a translation to the step that found it. Chains of type nat see the first packet of a flow alone.
+    /// Adds a translation to the step that found it. Chains of type nat only see the first packet of a flow.
     fn translated(&mut self, stage: &'static str, what: &str) {
         match self.steps.last_mut() {
             Some((last, text))
@@ -145,7 +146,7 @@ impl Description {
         if run.place.is_own() { self.own(run, protocol, facts) } else { self.foreign(run) }
     }
 
-    /// The chains of the table of published ports.
+    /// Describes the chains of the table of published ports.
     fn own(&mut self, run: &Run, protocol: Protocol, facts: &dyn Facts) {
         let (to, from) = (run.seen.to, run.seen.from);
         match (run.place.chain.as_str(), &run.end) {
@@ -202,7 +203,7 @@ impl Description {
         }
     }
 
-    /// The chains of other programs.
+    /// Describes the chains of other programs.
     fn foreign(&mut self, run: &Run) {
         let table = &run.place.table;
         let base = format!("chain {} of table {table}", run.place.chain);
@@ -221,7 +222,8 @@ impl Description {
     }
 }
 
-/// True if a rule of another program ended an early chain. Chains of the iptables backend, and of the reference, are none.
+/// True if a rule of another program ended an early chain. Chains of the iptables backend and of the reference do not
+/// count.
 fn is_translator(run: &Run) -> bool {
     let is_early = matches!(run.place.hook, Some("prerouting" | "output"));
     let is_foreign = |rule: &ByRule| !run.place.is_own() && !rule.chain.starts_with("CNI-");

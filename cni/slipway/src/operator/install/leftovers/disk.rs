@@ -73,7 +73,7 @@ const PENDING: &str = "/var/lib/cni/pending";
 /// A directory in its usual place, with a file for each container.
 struct Kept {
     folder: &'static str,
-    /// A directory in it that only Slipway makes: without it, the whole is the reference's.
+    /// A subdirectory that only Slipway makes. Without it, everything in the directory belongs to the reference.
     own: Option<&'static str>,
     /// A word for the files.
     files: &'static str,
@@ -91,7 +91,7 @@ impl Kept {
         self.own.map(|own| Path::new(self.folder).join(own))
     }
 
-    /// None if nothing is ours.
+    /// Plans the removal. None if nothing in the directory belongs to Slipway.
     fn plan(&self) -> Result<Option<Leftover>, LeftoverError> {
         let Some(names) = names(Path::new(self.folder))? else { return Ok(None) };
         let shared = names.iter().filter(|name| self.own.is_none_or(|own| *name != own)).count();

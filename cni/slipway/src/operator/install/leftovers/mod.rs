@@ -189,7 +189,7 @@ fn as_far_as_possible(leftover: Leftover) -> Option<Leftover> {
     match dir::is_fixed(path) {
         None => Some(leftover),
         Some(_) if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) => None,
-        // The names of the files in it do not tell them from those of other programs.
+        // The names of the files in it do not distinguish them from those of other programs.
         Some(_) if path.is_symlink() && matches!(leftover, Leftover::RunDirectory(_)) => {
             keep("a symbolic link, which is not followed".to_owned())
         }
