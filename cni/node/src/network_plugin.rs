@@ -138,7 +138,7 @@ mod tests {
         };
         assert_eq!(options.unused("kubenet"), Vec::<&str>::new());
         assert_eq!(options.unused("cni"), ["--network-plugin-mtu", "--hairpin-mode"]);
-        // Nobody has asked for a default.
+        // Nobody has asked for the default values.
         assert_eq!(KubeletOptions::default().unused("cni"), Vec::<&str>::new());
     }
 

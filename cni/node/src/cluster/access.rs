@@ -27,17 +27,18 @@ const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// A failed request.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The source of the API server's address and of credentials, and the patience with the API server: `kube` itself has none.
+/// The source of the API server's address and of credentials, and the time limits for the API server, because `kube`
+/// itself has none.
 ///
-/// A kubeconfig file, or else the files that the variable `KUBECONFIG` lists, or else the service account of the pod.
-/// Unlike kubectl, a daemon does not look for `~/.kube/config`.
+/// Credentials come from a kubeconfig file, or else from the files that the variable `KUBECONFIG` lists, or else from
+/// the service account of the pod. Unlike kubectl, a daemon does not look for `~/.kube/config`.
 #[derive(Debug, Clone)]
 pub struct Access {
     /// The kubeconfig file of the command line.
     pub kubeconfig: Option<PathBuf>,
     /// The time for a reply, and for a page of a list.
     pub reply: Duration,
-    /// The time without a byte after which a connection is given up. It ends a watch that never begins.
+    /// The time without a byte after which a connection is given up. This also ends a watch that never begins.
     pub silence: Duration,
 }
 
@@ -68,7 +69,7 @@ pub enum AccessError {
 }
 
 impl Access {
-    /// Access with the usual patience.
+    /// Access with the usual time limits.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
         Self { kubeconfig, reply: REPLY, silence: SILENCE }
@@ -106,7 +107,7 @@ impl Access {
         self.client().await.map(Api::all)
     }
 
-    /// As [`Self::nodes`], with all fields.
+    /// Does the same as [`Self::nodes`], but with all fields of the Nodes.
     ///
     /// # Errors
     /// The errors of [`Self::nodes`].

@@ -23,10 +23,10 @@ use super::source::Snapshot;
 use super::{tunnel, wireguard};
 use crate::host::address_reports::AddressReports;
 
-/// The time after which the node is compared without a reason: the kernel's notifications may be lost, and files have
-/// none.
+/// How often the node is compared even if nothing was reported, because the kernel's notifications may be lost and
+/// changes of files are not reported.
 const RESYNC: Duration = Duration::from_secs(30);
-/// The time between a change of the kernel and the comparison: one change often comes with others.
+/// The time from a change in the kernel to the comparison, because changes often come in groups.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// The least time between two comparisons that the kernel's changes cause: pods that come and go must not keep a
 /// processor busy.
@@ -88,7 +88,7 @@ pub async fn run(
                     let then = Instant::now().max(last + rest);
                     due = Some(due.map_or(then, |due| due.min(then)));
                 }
-                // The source has ended: the process is about to.
+                // The source has ended, because the process is about to end.
                 Err(_) => return Ok(()),
             },
             _ = resync.tick() => due = Some(Instant::now()),
@@ -105,7 +105,8 @@ pub async fn run(
                 let report = compare(&settings, &snapshot, claims.clone()).await?;
                 if let Ok(report) = &report {
                     kept.lock().unwrap_or_else(PoisonError::into_inner).follow(&settings, report);
-                    // An API server that lost its Nodes gets them back in any order: those that held something keep it.
+                    // If an API server has lost its Nodes, they come back in any order. Those that held something
+                    // before must keep it.
                     if snapshot.synced() && report.desired.prune {
                         claims = Some(Arc::new(report.desired.claims.clone()));
                     }
@@ -129,7 +130,7 @@ async fn compare(
     compared.await.map_err(AgentError::Thread)
 }
 
-/// Waits for the kernel's changes in a thread of its own, and reports that there were some of what is kept.
+/// Waits in a separate thread for changes in the kernel, and reports when objects of the agent have changed.
 fn follow(
     mut kernel: Notifications,
     kept: Arc<Mutex<OwnObjects>>,
@@ -155,8 +156,8 @@ fn follow(
     thread::Builder::new().name("kernel".to_owned()).spawn(work).map(drop)
 }
 
-/// Waits for changes of the tables of iptables, whose chain FORWARD may drop packets from now on, in a thread of its own.
-/// Legacy iptables and kernels without nf_tables report none: the next comparison finds those.
+/// Waits in a separate thread for changes of iptables' tables, after which the chain FORWARD may drop packets. Legacy
+/// iptables and kernels without nf_tables report no changes, so the next comparison finds these.
 fn follow_rules(sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> {
     let mut rules = match notify::Notifications::open() {
         Ok(rules) => rules,
@@ -216,7 +217,8 @@ impl OwnObjects {
             Notification::Link { link, deleted } => {
                 self.names.contains(&link.name)
                     || self.links.contains(&link.index)
-                    // The link may become an uplink, unless it is a port of a bridge, such as the links of pods.
+                    // A link that comes up may become an uplink, unless it is a port of a bridge, such as the links of
+                    // pods.
                     || !deleted && link.up && link.master.is_none()
             }
             Notification::Address { address, deleted } => {

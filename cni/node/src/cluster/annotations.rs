@@ -23,7 +23,7 @@ pub(crate) const WIREGUARD_KEY: &str = "slipway.internal/wireguard-key";
 pub const WIREGUARD_PORT: &str = "slipway.internal/wireguard-port";
 
 /// The MAC address of a node's VXLAN device: the same after each start, so that other nodes need no new entry. A Node
-/// that announces another one is refused, because that may be another node's.
+/// that announces another MAC address is refused, because that address may be another node's.
 ///
 /// FNV-1a of the node's name; locally administered and unicast (IEEE 802, section 8.2).
 #[must_use]

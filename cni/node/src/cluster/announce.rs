@@ -22,10 +22,10 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// The longest wait after a failed patch.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The content for the own Node. Empty without a Node, into which nothing can be written.
+/// The content for this node's own Node. Empty if there is no such Node to write into.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announcement {
-    /// The Node's UID: one that is created again under its name has another one.
+    /// The Node's UID, which changes if the Node is deleted and created again under the same name.
     pub uid: Option<Box<str>>,
     /// The annotations as they should be.
     pub wanted: Annotations,

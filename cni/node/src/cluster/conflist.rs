@@ -103,8 +103,8 @@ impl Network {
     }
 }
 
-/// True if another program wrote this configuration. That of slipwayd always has the key `subnetFile`, which only
-/// Slipway's host-local knows.
+/// True if another program wrote this configuration. A configuration by slipwayd always has the key `subnetFile`, which
+/// only Slipway's host-local knows.
 fn is_foreign(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|list| {
         let first = &list["plugins"][0];

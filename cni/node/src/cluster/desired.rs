@@ -134,7 +134,7 @@ pub struct Desired {
     pub claims: Claims,
 }
 
-/// This node's pod CIDRs, one of a family at most.
+/// This node's pod CIDRs, at most one per family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnSubnets {
     /// The prefixes, in order.
@@ -309,8 +309,8 @@ impl<'a> Plan<'a> {
         self.problems.push(Problem { node: node.clone(), kind });
     }
 
-    /// Takes this node's pod CIDRs, but for those that no node may have: a bridge with an uplink's prefix would cut the
-    /// node off.
+    /// Takes this node's pod CIDRs, except those that no node may have. A bridge with the prefix of an uplink would cut
+    /// the node off.
     fn claim_own(&mut self) {
         let own = self.own;
         let mut prefixes = &self.settings.pod_cidrs;
@@ -349,7 +349,7 @@ impl<'a> Plan<'a> {
         Some(ProblemKind::ContainsAddress { prefix: *prefix, address, of: self.own.clone() })
     }
 
-    /// The uplink of this node's tunnels: that with its first InternalIP that is on one.
+    /// The uplink of this node's tunnels, which has the first InternalIP of this node that is on any uplink.
     fn underlay(&self) -> Option<Underlay> {
         let addresses = self.own_node.into_iter().flat_map(|node| &node.addresses);
         let on_uplink = |local: &IpAddr| {
@@ -427,7 +427,7 @@ impl<'a> Plan<'a> {
             }
             return None;
         };
-        // An FDB entry leads to one node: should two names have the same MAC address, the older Node keeps it.
+        // An FDB entry leads to one node. If two names yield the same MAC address, the older Node keeps it.
         let mut macs = BTreeMap::from([(vxlan_mac_of(self.own), self.own)]);
         let mut peers = Vec::new();
         for (peer, prefixes) in far {

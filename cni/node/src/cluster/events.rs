@@ -130,7 +130,7 @@ fn reference(node: &NodeName) -> ObjectReference {
     }
 }
 
-/// A number of Events that may be sent at once, and the time after which one more may be.
+/// The number of Events that may be sent at once, and the time after which one more may be sent.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     burst: u32,

@@ -41,8 +41,8 @@ pub fn text(key: &PublicKey) -> String {
     STANDARD.encode(key.0)
 }
 
-/// Reads the text of a public key; none if no node can have it. A key of zero bytes is invalid: the kernel shows a missing one
-/// that way.
+/// Reads the text of a public key; none if no node can have it. A key of zero bytes is invalid, because the kernel
+/// shows a missing key that way.
 #[must_use]
 pub fn parse(text: &str) -> Option<PublicKey> {
     let bytes = bytes(text)?;

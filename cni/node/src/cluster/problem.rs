@@ -39,7 +39,7 @@ pub enum ProblemKind {
     },
     /// A pod CIDR that is not a prefix, or that pods cannot have.
     PodCidr {
-        /// Its text.
+        /// The pod CIDR as the Node has it.
         text: Excerpt,
     },
     /// A second pod CIDR of a family, which the API forbids. The first counts.
@@ -58,7 +58,7 @@ pub enum ProblemKind {
     NoPodCidr,
     /// An InternalIP that is not an address, or that a host cannot have.
     Address {
-        /// Its text.
+        /// The InternalIP as the Node has it.
         text: Excerpt,
     },
     /// The network or broadcast address of an uplink's prefix as InternalIP.
@@ -73,9 +73,9 @@ pub enum ProblemKind {
     },
     /// An annotation of ours whose value is invalid.
     Annotation {
-        /// Its name.
+        /// The annotation's name.
         name: &'static str,
-        /// Its value.
+        /// The annotation's value.
         text: Excerpt,
     },
     /// An address of this node as InternalIP of another one, which is left out as a whole.

@@ -44,7 +44,7 @@ use crate::host::mounts;
 /// Names, paths and addresses of a node's agent.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The own node.
+    /// The name of this node.
     pub node: NodeName,
     /// The settings of routes and tunnels.
     pub paths: desired::Settings,
@@ -56,7 +56,7 @@ pub struct Settings {
     pub conflist: PathBuf,
     /// The file of the node's subnets.
     pub subnet_file: PathBuf,
-    /// The same for the plugin flannel, if wanted.
+    /// The file of the node's subnets for the plugin flannel, if wanted.
     pub flannel_file: Option<PathBuf>,
     /// The directory of the kernel's settings: `/proc/sys`, or the host's in a container.
     pub sysctl_dir: PathBuf,
@@ -64,7 +64,8 @@ pub struct Settings {
     pub without_masquerade: Vec<IpNet>,
     /// True to accept the pods' packets where iptables' chain FORWARD drops by default.
     pub accepts_forwarded: bool,
-    /// True to run iptables in the mount namespace of process 1: the agent is in a container, whose image has none.
+    /// True to run iptables in the mount namespace of process 1, because the agent is in a container whose image has no
+    /// iptables.
     pub in_host_mounts: bool,
 }
 
@@ -93,7 +94,7 @@ pub struct Report {
     pub errors: Vec<Failure>,
     /// Routes of other programs.
     pub conflicts: Vec<Conflict>,
-    /// The annotations for the own Node.
+    /// The annotations for this node's own Node.
     pub announce: Annotations,
     /// True if routes, tunnel and configuration are in place.
     pub is_ready: bool,
@@ -201,7 +202,7 @@ pub fn reconcile(
     run.routes(&desired, &devices)?;
     if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
         let has_bridge = run.bridge(own, mtu);
-        // Pods of a node that others cannot reach would be no use.
+        // Pods are useless on a node that other nodes cannot reach.
         run.report.is_ready = has_bridge && run.files(own, mtu);
     }
     let mut report = run.report;
@@ -247,7 +248,7 @@ impl Reconciliation<'_> {
         self.report.errors.push(failure.into());
     }
 
-    /// The bridge of the pods, and forwarding. True if both are in place.
+    /// Makes the bridge of the pods, and enables forwarding. Returns true if both are in place.
     fn bridge(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let gateways: Vec<IpNet> = own.prefixes.iter().filter_map(gateway).collect();
         let Some(mac) = bridge_mac(&gateways) else { return false };
@@ -304,7 +305,7 @@ impl Reconciliation<'_> {
         Ok(())
     }
 
-    /// The files. True if they are in place.
+    /// Writes the files. Returns true if they are in place.
     fn files(&mut self, own: &OwnSubnets, mtu: u32) -> bool {
         let settings = self.settings;
         let file = SubnetFile {
@@ -347,7 +348,7 @@ impl Reconciliation<'_> {
     }
 
     fn flannel_file(&mut self, path: &Path, file: &SubnetFile) -> Result<(), EnvError> {
-        // In the order in which they are read.
+        // A reader returns IPv4 first.
         let sorted = |nets: &[IpNet]| {
             let mut nets = nets.to_vec();
             nets.sort_by_key(|net| net.addr().is_ipv6());
@@ -361,7 +362,7 @@ impl Reconciliation<'_> {
             masquerades: false,
         };
         let present = SubnetEnv::read(path).ok().map(|mut present| {
-            // The file has the bridge's address there.
+            // The file has the bridge's address in place of the subnet's network address.
             present.subnets.iter_mut().for_each(|subnet| *subnet = subnet.trunc());
             present
         });

@@ -19,8 +19,9 @@ use super::desired::{Desired, Via};
 /// `linux/rtnetlink.h` nor iproute2's `rt_protos` gives this one a name.
 pub const PROTOCOL: u8 = 83;
 
-/// The metric of our routes. It differs from those that programs choose, as a rule: the kernel takes an IPv6 route to the
-/// same subnet with the same metric for a further next hop of the first one, of whatever origin.
+/// The metric of our routes, which other programs usually do not choose. It must differ from theirs, because the kernel
+/// takes an IPv6 route to the same subnet with the same metric for a further next hop of the first route, whatever the
+/// origins of both are.
 pub const METRIC: u32 = 512;
 
 /// A change of the main table.
@@ -235,7 +236,7 @@ mod tests {
             [Change::Add(a.clone()), Change::Replace(b)],
             "an incomplete list deletes nothing"
         );
-        // As an earlier version, or a person, made it.
+        // The route is as an earlier version, or a person, made it.
         let other_metric = Route { metric: 0, ..a.clone() };
         let found = plan(std::slice::from_ref(&a), std::slice::from_ref(&other_metric), false);
         assert_eq!(found.changes, [Change::Delete(other_metric), Change::Add(a)]);
@@ -252,7 +253,7 @@ mod tests {
         let beside = Route { metric: 1024, ..foreign.clone() };
         let found = plan(&wanted, &[beside], false);
         assert_eq!((found.changes.as_slice(), found.conflicts), (add.as_slice(), vec![conflict(false)]));
-        // With our metric it would become a next hop of theirs, or the other way round.
+        // With our metric, one of the two routes would become a next hop of the other.
         let same = Route { metric: METRIC, ..foreign.clone() };
         let found = plan(&wanted, std::slice::from_ref(&same), false);
         assert_eq!(found, Plan { changes: vec![], conflicts: vec![conflict(true)] });
@@ -284,7 +285,7 @@ mod tests {
     fn a_refusal_takes_the_place_of_a_route() {
         let lost = own("10.244.1.0/24", "192.0.2.11");
         let wanted = [refusal(lost.dst), refusal("fd44::/32".parse().unwrap())];
-        // With the loopback as link.
+        // The kernel lists these routes with the loopback as their link.
         let listed = Route { link: Some(1), ..wanted[1].clone() };
         let found = plan(&wanted, &[lost.clone(), listed.clone()], false);
         assert_eq!(found.changes, [Change::Replace(wanted[0].clone())]);

@@ -34,10 +34,10 @@ use crate::excerpt::bounded;
 
 /// The Nodes of a page of the list.
 const PAGE: u32 = 500;
-/// The longest delay after an error, should the backoff have none.
+/// The longest delay after an error, in case the backoff does not return one.
 const DELAY: Duration = Duration::from_secs(30);
-/// The least time between two snapshots: each is a copy of the list, and Nodes that change all the time must not keep a
-/// processor busy with it. A change after a rest is published at once.
+/// The minimum time between two snapshots. Each snapshot is a copy of the list, so Nodes that change all the time would
+/// otherwise keep a processor busy. A change after a rest is published at once.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The most characters of an error in the log.
 const MESSAGE: usize = 500;
@@ -214,7 +214,7 @@ impl Follower {
                         return;
                     }
                 }
-                // The watcher does not end by itself.
+                // The watcher never ends by itself.
                 Some(Some(None)) => return,
             }
         }
@@ -318,7 +318,7 @@ fn read(object: &NodeObject, logged: &mut bool) -> Option<Node> {
         .ok()
 }
 
-/// True if the stream would repeat the error, or skip a change.
+/// True if the stream would otherwise repeat the error, or skip a change.
 fn must_restart(error: &watcher::Error) -> bool {
     let source = match error {
         watcher::Error::InitialListFailed(source) | watcher::Error::WatchStartFailed(source) => source,

@@ -58,7 +58,7 @@ impl Directories {
         if let Some(reservations) = Reservations::open(&self.reservations, &self.network)? {
             for address in reservations.addresses()? {
                 if let Some(owner) = reservations.owner(address).filter(is_of_sandbox) {
-                    // The last of an owner's addresses.
+                    // If an owner has several addresses, the latest reservation counts.
                     let written = reservations.written(address);
                     known.entry(owner).and_modify(|last| *last = written.max(*last)).or_insert(written);
                 }

@@ -27,7 +27,7 @@ struct Absence {
     written: Option<SystemTime>,
     /// The next try, after one that did not delete it.
     again: Option<Instant>,
-    /// The reason why it was not deleted.
+    /// The reason why the last attempt did not delete it.
     trouble: Option<String>,
 }
 
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(sweep(0, &[1]), []);
         assert_eq!(sweep(99, &[1]), []);
         assert_eq!(sweep(100, &[1]), [attachment(2)]);
-        // A list that has it begins the grace again.
+        // A list that contains the sandbox starts the grace period again.
         assert_eq!(sweep(101, &[1, 2]), []);
         assert_eq!(sweep(102, &[1]), []);
         assert_eq!(sweep(201, &[1]), []);
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(tracker.observe(at(301), &known(&[1, 2], 0), &listed(&[1])), []);
         assert_eq!(tracker.troubles().map(|(_, reason)| reason).collect::<Vec<_>>(), ["it is in use"]);
         assert_eq!(tracker.observe(at(302), &known(&[1, 2], 0), &listed(&[1])), [attachment(2)]);
-        // Another file in the place of the first: the container was attached again.
+        // The attachment has a new file, because the container was attached again.
         assert_eq!(tracker.observe(at(303), &known(&[1, 2], 7), &listed(&[1])), []);
         assert_eq!((tracker.missing(), tracker.troubles().count()), (1, 0));
         // The attachment's file is gone: a DEL succeeded.
@@ -231,7 +231,7 @@ mod tests {
                     prop_assert!(!answer.contains(&number), "it is in the list");
                     let since = since.expect("it was missing");
                     prop_assert!(now - since >= GRACE.as_secs(), "missing for {} s", now - since);
-                    // Lists that are true decide alone.
+                    // Only true lists decide.
                     if matches!(list, List::Complete) && since >= pod.added + pod.delay {
                         prop_assert!(now >= pod.removed, "{pod:?} at {now}");
                     }

@@ -57,7 +57,7 @@ impl Reservations {
     pub fn owner(&self, address: IpAddr) -> Option<Attachment> {
         let bytes = self.dir.read(address.to_string(), LONGEST).ok()??;
         let text = std::str::from_utf8(&bytes).ok()?;
-        // Text after a second line break is ignored, as the plugin does.
+        // Like the plugin, this ignores text after a second line break.
         let mut lines = text.split("\r\n").map(str::trim);
         Attachment::new(&self.network, lines.next()?, lines.next()?).ok()
     }
@@ -90,7 +90,7 @@ mod tests {
             ("10.244.1.6", ""),
             ("10.244.1.7", "a\r\neth0\0"),
             ("fd44::2", "web\r\neth0"),
-            // Not canonical, and no addresses.
+            // The following names are not canonical, or are not addresses.
             ("fd44:0::3", "web\r\neth0"),
             ("010.244.1.8", "web\r\neth0"),
             ("last_reserved_ip.0", "10.244.1.2"),

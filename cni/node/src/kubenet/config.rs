@@ -92,12 +92,12 @@ pub(super) struct PodNetwork {
     pub(super) subnets: Vec<Subnet>,
     pub(super) mtu: u32,
     pub(super) hairpin_mode: HairpinMode,
-    /// Destinations to which pods keep their addresses; none: all.
+    /// Destinations to which pods keep their addresses; none if these are all destinations.
     pub(super) masquerade: Option<Vec<IpNet>>,
 }
 
-/// The destinations of pods that keep their addresses. None, if that is all: one CIDR is 0.0.0.0/0 or ::/0. A family
-/// without a CIDR is not masqueraded, as kubelet has one rule for one CIDR.
+/// The destinations to which pods keep their own addresses. None if these are all destinations, because one CIDR is
+/// 0.0.0.0/0 or ::/0. A family without a CIDR is not masqueraded, because kubelet had a single rule for a single CIDR.
 pub(super) fn masquerade(cidrs: &str) -> Result<Option<Vec<IpNet>>, CidrError> {
     let mut nets = cidrs.split(',').map(parse_cidr).collect::<Result<Vec<_>, _>>()?;
     if nets.iter().any(|net| net.prefix_len() == 0) {

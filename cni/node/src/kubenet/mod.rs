@@ -526,7 +526,7 @@ mod tests {
             kubenet.tear_down_pod(&pod).await.unwrap_err().to_string(),
             "kubenet needs a PodCIDR to tear down pods"
         );
-        // A bad one and a missing one change nothing.
+        // A malformed pod CIDR and a missing one change nothing.
         kubenet.event(EVENT_POD_CIDR_CHANGE, &Map::new()).await;
         let bad = Map::from_iter([(EVENT_DETAIL_POD_CIDR.to_owned(), "10.1.0.0".into())]);
         kubenet.event(EVENT_POD_CIDR_CHANGE, &bad).await;

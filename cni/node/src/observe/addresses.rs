@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(reported.compare(&view(&[(a, 0)], &[])), []);
         assert_eq!(reported.compare(&view(&[(a, 2)], &[])), [Change::Free(a)]);
         assert_eq!(reported.compare(&view(&[(a, 0)], &[])), [Change::Exhausted(a)]);
-        // The node gets another subnet.
+        // Now the node gets another subnet.
         assert_eq!(
             reported.compare(&view(&[(b, 5)], &[2, 3])),
             [Change::Former([former(2), former(3)].into())]

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 /// The most connections of a listener.
 pub(super) const ALL: usize = 512;
-/// The most connections of a client that is neither root at the socket nor a process of this node at the loopback.
+/// The most connections of a client, except of root at the socket and of this node's own processes at the loopback.
 pub(super) const OF_CLIENT: usize = 16;
 
 /// The other end of a connection, as far as connections are counted together.
@@ -66,7 +66,7 @@ struct Open {
     replying: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// An open connection, which is not counted any more when this is dropped.
+/// An open connection. When the value is dropped, the connection no longer counts.
 #[derive(Debug)]
 pub(super) struct Connection {
     all: Arc<Connections>,

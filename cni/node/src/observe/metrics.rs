@@ -30,7 +30,7 @@ pub(super) const PREFIX: &str = "slipway";
 const CALLS: usize = 1000;
 /// The label of calls beyond these, and of codes that no CNI plugin has.
 const OTHER: &str = "other";
-/// The largest code that has a label of its own: the specification's are below 100, those of plugins may follow.
+/// The largest code that has its own label. The specification's codes are below 100, and those of plugins may follow.
 const LARGEST_CODE: u32 = 999;
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -150,7 +150,7 @@ impl Metrics {
         }
     }
 
-    /// Takes over a comparison; without a report, one that failed.
+    /// Takes over a comparison. No report means that the comparison failed.
     pub fn compared(&self, snapshot: &Snapshot, report: Option<&Report>, now: f64) {
         self.list_complete.set(snapshot.synced().into());
         self.nodes.set(number(snapshot.nodes().len()));
@@ -208,7 +208,7 @@ impl Metrics {
         self.call_seconds.get_or_create(&[plugin, verb]).observe(call.took.as_secs_f64());
     }
 
-    /// The labels, or the others if there are [`CALLS`] of them already.
+    /// The labels, or `others` if [`CALLS`] different labels exist already.
     fn bounded(&self, labels: Codes, others: Codes) -> Codes {
         let mut known = self.known_calls.lock().unwrap_or_else(PoisonError::into_inner);
         if known.contains(&labels) {
@@ -234,7 +234,7 @@ impl Metrics {
     pub fn swept(&self, sweep: &Sweep) {
         self.garbage_suspected.set(number(sweep.suspected));
         let count = |family: &Family<One, Counter>, result, number| {
-            // Without an event there is no time series.
+            // A counter without any event gets no time series.
             if number > 0 {
                 family.get_or_create(&[("result", result)]).inc_by(number);
             }

@@ -237,8 +237,8 @@ impl Observer {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports changes of the node's addresses, without end: subnets without a free one, and addresses outside the node's
-    /// subnets.
+    /// Reports changes of the node's addresses, without end: subnets that have no free address, and addresses outside
+    /// the node's subnets.
     pub async fn follow_addresses(&self, mut changed: impl FnMut(Change)) {
         let (mut reported, mut last_error) = (AddressMonitor::default(), String::new());
         loop {
@@ -260,7 +260,8 @@ impl Observer {
         }
     }
 
-    /// As [`Observer::addresses`]; nothing if they cannot be counted, which [`Observer::follow_addresses`] logs.
+    /// Does the same as [`Observer::addresses`], but returns nothing if the addresses cannot be counted.
+    /// [`Observer::follow_addresses`] logs the error.
     async fn addresses_or_none(&self) -> AddressUsage {
         self.addresses().await.ok().flatten().unwrap_or_default()
     }

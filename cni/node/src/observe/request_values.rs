@@ -183,7 +183,7 @@ fn encode<M: EncodeMetric>(
     if values.peek().is_none() {
         return Ok(());
     }
-    // As the registry ends the help of its metrics.
+    // The registry ends the help texts of its metrics in the same way.
     let help = format!("{help}.");
     let mut encoder: MetricEncoder<'_> = out.encode_descriptor(name, &help, None, kind)?;
     for (labels, metric) in values {

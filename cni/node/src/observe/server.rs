@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a Unix
-//! socket. Probes have an address of their own, with `/healthz` and `/readyz` alone.
+//! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics` at an address, and with `/status` and `/recent` at a
+//! Unix socket. Probes have an address of their own, with `/healthz` and `/readyz` alone.
 //!
-//! Whoever reaches an address can open any number of connections. None of them keeps a probe waiting: [`connections`](super::connections)
-//! closes some of those that wait for a request, and replies that take work have slots of their own.
+//! Anyone who reaches an address can open any number of connections, but none of them keeps a probe waiting:
+//! [`connections`](super::connections) closes some of those that wait for a request, and replies that take work have
+//! slots of their own.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -108,8 +109,9 @@ async fn listen(observer: &Arc<Observer>, address: SocketAddr, scope: Scope) {
     }
 }
 
-/// As [`TcpListener::bind`], with a longer queue: a client that connects faster than connections are accepted must not fill it,
-/// because the kernel repeats the first packet of others after a second only.
+/// Does the same as [`TcpListener::bind`], but with a longer queue. A client that connects faster than connections are
+/// accepted must not fill the queue, because the kernel would resend the first packet of other clients only after a
+/// second.
 fn bind_address(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -167,7 +169,7 @@ async fn serve(observer: &Arc<Observer>, listener: &Listener, scope: Scope) {
     }
 }
 
-/// The reply to a request. One that takes work waits for one of the `workers`.
+/// Returns the reply to a request. If that takes work, the reply waits for one of the `workers`.
 async fn respond(
     observer: &Observer,
     workers: &Semaphore,
@@ -262,7 +264,7 @@ mod tests {
         }
     }
 
-    /// The time of a probe, which must succeed.
+    /// The time that a probe takes, which must succeed.
     async fn probe(address: SocketAddr) -> Duration {
         let begin = tokio::time::Instant::now();
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -316,7 +318,8 @@ mod tests {
         .await;
     }
 
-    /// Clients that send nothing are disconnected after the time of a header, and keep no probe waiting until then.
+    /// Clients that send nothing are disconnected after the time limit for a header, and keep no probe waiting until
+    /// then.
     #[tokio::test(flavor = "current_thread", start_paused = true)]
     async fn silent_clients_are_disconnected_and_hold_nothing() {
         with_server(async |path| {
@@ -336,7 +339,7 @@ mod tests {
         .await;
     }
 
-    /// One byte of a header per second, and replies that are not read: a probe needs no second.
+    /// Slow clients send incomplete headers, or do not read their replies. A probe must still take less than a second.
     #[tokio::test(flavor = "current_thread")]
     async fn slow_clients_keep_no_probe_waiting() {
         with_address(Scope::Monitoring, async |address| {
@@ -360,7 +363,8 @@ mod tests {
         .await;
     }
 
-    /// A client that connects again and again. Its connections are in the kernel's queue before each probe's.
+    /// A client connects again and again. Its connections are in the kernel's queue before the connection of each
+    /// probe.
     #[tokio::test(flavor = "current_thread")]
     async fn a_flood_of_connections_keeps_no_probe_waiting() {
         with_address(Scope::Probes, async |address| {
@@ -372,7 +376,7 @@ mod tests {
                 while held.len() > 2 * ALL {
                     held.pop_front();
                 }
-                // A kubelet waits this long.
+                // A kubelet waits this long for a probe.
                 assert!(probe(address).await < Duration::from_secs(5));
             }
         })

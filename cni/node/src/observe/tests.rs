@@ -82,7 +82,7 @@ fn report() -> Report {
                 link: 2,
                 peers: Vec::new(),
             }),
-            // No node has both devices: each part of the document is shown.
+            // In reality no node has both devices, but here each part of the document must appear.
             wireguard: Some(WireGuard { port: 51820.try_into().unwrap(), peers: vec![peer] }),
             refused: vec!["10.244.0.0/16".parse().unwrap()],
             mtu: Some(1450),
@@ -144,7 +144,7 @@ fn an_agent_without_progress_is_not_healthy() {
     assert!(observer.healthy().is_ok());
     observer.state.lock().unwrap().progress = before(STUCK + Duration::from_secs(1));
     assert_eq!(observer.healthy().unwrap_err().to_string(), "no comparison for 91 s");
-    // A comparison that failed is progress.
+    // A comparison that failed counts as progress, too.
     observer.compared(&snapshot(true), Err(&failure()));
     assert!(observer.healthy().is_ok());
 }

@@ -268,7 +268,7 @@ mod tests {
     fn systemd_reads(unit: &str) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slipwayd.service");
-        // A program that exists everywhere.
+        // The test replaces the program by one that exists everywhere.
         std::fs::write(&path, unit.replace("ExecStart=/opt/cni/bin/slipwayd", "ExecStart=/bin/true"))
             .unwrap();
         let mut command = Command::new("systemd-analyze");

@@ -38,7 +38,7 @@ pub struct Deployment {
     pub cluster_cidrs: Vec<IpNet>,
     /// The addresses of Services.
     pub service_cidrs: Vec<IpNet>,
-    /// The taints that the agent removes from its Node, as `--remove-taint` has them.
+    /// The taints that the agent removes from its Node, in the form that `--remove-taint` takes.
     pub startup_taints: Vec<String>,
     /// The oldest API server that takes the objects.
     pub kubernetes: KubernetesVersion,

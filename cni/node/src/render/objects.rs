@@ -76,7 +76,7 @@ impl Deployment {
     pub(crate) fn cluster_role(&self) -> ClusterRole {
         let mut verbs = vec!["list", "watch", "patch"];
         if !self.startup_taints.is_empty() {
-            // The list of taints is replaced as a whole, hence read at once before.
+            // The list of taints is replaced as a whole, so the agent reads it right before.
             verbs.push("get");
         }
         let rule = |resource: &str, verbs: &[&str]| PolicyRule {
@@ -113,8 +113,8 @@ impl Deployment {
         }
     }
 
-    /// Refuses what one agent's token changes of another node's Node. The API server knows the node from the token, which
-    /// is bound to the agent's pod.
+    /// Refuses changes that an agent makes to the Node of another node. The API server knows the agent's node from its
+    /// token, which is bound to the agent's pod.
     fn policy(&self) -> ValidatingAdmissionPolicy {
         let list = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect());
         ValidatingAdmissionPolicy {
@@ -256,7 +256,7 @@ mod tests {
         };
         assert!(allows(serde_json::json!({ NODE_OF_TOKEN: ["one"] })));
         assert!(!allows(serde_json::json!({ NODE_OF_TOKEN: ["another"] })));
-        // A token of a Secret, which is bound to no pod.
+        // The token of a Secret is not bound to a pod.
         assert!(!allows(serde_json::json!({})));
     }
 

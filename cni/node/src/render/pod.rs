@@ -19,7 +19,8 @@ use crate::cluster::access::NODE_NAME;
 /// process 1, as it does when an operator calls it.
 pub const CAPABILITIES: [&str; 6] =
     ["NET_ADMIN", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE", "SYS_RESOURCE"];
-/// The capability of the init container: archives of plugin sets leave /opt/cni/bin to users that are not root.
+/// The capability of the init container, because archives of plugin sets make /opt/cni/bin the property of users other
+/// than root.
 pub(crate) const INSTALL_CAPABILITY: &str = "DAC_OVERRIDE";
 /// The node's settings in the agent's container, which has `/proc/sys` read-only.
 pub(crate) const SYSCTL_DIR: &str = "/host/proc/sys";
@@ -91,7 +92,7 @@ pub(super) fn spec(deployment: &Deployment) -> PodSpec {
         host_network: Some(true),
         // Process 1 is the node's, in whose mount namespace repairs run.
         host_pid: Some(true),
-        // The cluster's DNS needs pods.
+        // The agent must not use the cluster's DNS, because that needs pods.
         dns_policy: Some("Default".to_owned()),
         priority_class_name: Some("system-node-critical".to_owned()),
         node_selector: Some([("kubernetes.io/os".to_owned(), "linux".to_owned())].into()),
@@ -117,7 +118,7 @@ pub(super) fn spec(deployment: &Deployment) -> PodSpec {
     }
 }
 
-/// A node without network has taints, which this pod removes.
+/// A node without a network has taints, which the agent's pod must tolerate to remove them.
 fn tolerations() -> Vec<Toleration> {
     let exists = || Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() };
     vec![

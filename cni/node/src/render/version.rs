@@ -36,7 +36,7 @@ impl KubernetesVersion {
 }
 
 impl Default for KubernetesVersion {
-    /// The oldest version whose API server wants no annotation in place of a field.
+    /// The oldest version whose API server does not require an annotation in place of a field.
     fn default() -> Self {
         Self(APP_ARMOR)
     }

@@ -2,9 +2,10 @@
 
 //! Changes of other programs that may have damaged the dataplane, as the kernel reports them.
 //!
-//! Our own plugins change our tables with each ADD and DEL. nf_tables names the process of a commit: changes by our
-//! programs do not count as damage. With iptables it names iptables, whichever program has called it, and the process has mostly
-//! ended before the notification is read: such a change leads to a repair that finds nothing missing.
+//! Our own plugins change our tables with each ADD and DEL. nf_tables names the process of a commit, so changes by our
+//! programs do not count as damage. Changes through iptables carry the name of iptables, whichever program has called
+//! it, and by the time the notification is read the process has usually ended. Such a change leads to a repair that
+//! finds nothing missing.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -81,7 +82,7 @@ pub enum Damage {
     Link {
         /// The link.
         link: String,
-        /// What the link has lost.
+        /// The property that the link has lost.
         lost: Loss,
     },
     /// Forwarding of a family was switched off on the whole node.
@@ -200,7 +201,7 @@ pub struct Observer {
     pending: VecDeque<Damage>,
 }
 
-/// The time from a loss to the look at the link. A plugin that sets a link up in two steps takes less.
+/// The time from a loss to the second look at the link. A plugin that sets a link up in two steps takes less.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 /// The same for filters and queues of links without a known limit: BPF programs, or a limit that an ADD is setting up.
 const SECOND_LOOK_AT_FILTER: Duration = Duration::from_millis(400);
@@ -251,7 +252,7 @@ impl Observer {
                 return Ok(self.pending.pop_front());
             }
             let fds = self.rules.as_ref().map(AsFd::as_fd).into_iter().chain([self.links.as_fd()]);
-            // The wait is rounded up, because with 0 the loop would be busy until the look is due.
+            // The wait is rounded up, because a wait of 0 would keep the loop busy until the look is due.
             let look =
                 self.suspects.iter().map(|(when, ..)| when.saturating_duration_since(Instant::now())).min();
             let left = look.map_or(left, |look| look.min(left));
@@ -330,7 +331,7 @@ impl Observer {
                     link.and_then(|link| self.suspect(link, Loss::Route(route.dst)))
                 }
                 Notification::Forwarding { family, link: None, on: false } => {
-                    // The report may concern new links only; then the repair finds nothing missing.
+                    // The report may only concern new links. The repair then finds nothing missing.
                     Some(Damage::Forwarding(family))
                 }
                 Notification::Lost => {

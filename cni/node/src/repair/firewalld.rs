@@ -30,7 +30,7 @@ pub(super) fn watch(report: impl Fn(Option<Damage>) -> bool) {
         match follow(&report) {
             Ok(()) => return,
             Err(error) => {
-                // Once: most nodes have no bus.
+                // The same error is logged only once, because most nodes have no bus.
                 let error = error.to_string();
                 if error != last_error {
                     log::debug!("firewalld's reloads are not noticed: {error}");

@@ -33,7 +33,7 @@ const RESYNC: Duration = Duration::from_secs(300);
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// The least time between two repairs, so that a program that changes our table all the time costs little.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The wait after a failed repair; doubled up to [`RESYNC`].
+/// The wait after a failed repair. Each further failure doubles it, up to [`RESYNC`].
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The thread that waits for the kernel notices within this time that the repairs have ended.
 const ALIVE: Duration = Duration::from_millis(500);
@@ -126,7 +126,7 @@ pub async fn run(
 
 async fn repair(program: &Program, damages: BTreeSet<Damage>) -> Repair {
     let begin = Instant::now();
-    // The programs first: they serve new flows, while `restore` waits for concurrent DELs.
+    // The BPF programs come first, because they serve new flows while `restore` waits for concurrent DELs.
     let needs_programs = damages.is_empty() || damages.iter().any(Damage::concerns_programs);
     let programs = if needs_programs { program.set_up_node().await } else { Ok(false) };
     let restored = program.restore().await;

@@ -34,8 +34,8 @@ const MESSAGE: usize = 500;
 pub struct Program {
     /// The program's path, in the host's mount namespace if `in_host_mounts` is set.
     pub path: PathBuf,
-    /// True to run it in the mount namespace of process 1: the agent is in a container, and only the host's mounts show
-    /// which containers run.
+    /// True to run the program in the mount namespace of process 1, because the agent is in a container and only the
+    /// host's mounts show which containers run.
     pub in_host_mounts: bool,
     /// True to load the BPF programs if they are missing. Otherwise only loaded ones are attached again.
     pub loads_programs: bool,
@@ -309,8 +309,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A program with this script. Another process writes it: a child that another test starts meanwhile would inherit this
-    /// process's descriptor, and the kernel runs no file that somebody may write (ETXTBSY).
+    /// A program with this script. Another process writes the file: a child that another test starts meanwhile would
+    /// inherit this process's descriptor, and the kernel does not execute a file that is open for writing (ETXTBSY).
     pub(crate) fn script(directory: &Path, text: &str) -> Program {
         let path = directory.join("slipway");
         let mut write = std::process::Command::new("sh");
@@ -440,7 +440,7 @@ pub(crate) mod tests {
         let setup = "node setup";
         assert_eq!(calls(), ["node status --output json", setup, limits, setup]);
         std::fs::remove_file(&called).unwrap();
-        // A read-only /proc/sys.
+        // The limits cannot be raised with a read-only /proc/sys.
         let mut program =
             script(directory.path(), &format!("{record}\n[ $2 != limits ] || exit 1\n{document}"));
         program.limits = Some("/host/proc/sys".into());

@@ -47,8 +47,9 @@ impl Model {
 
     /// A sample after another one.
     ///
-    /// A port's rate is the sum over its flows: the port's own counters decrease when a flow ends. A flow that is new, or
-    /// whose counters went backwards because its ends were used again, has all its packets since the sample before.
+    /// A port's rate is the sum over its flows: the port's own counters decrease when a flow ends. If a flow is new, or
+    /// its counters went backwards because its ends were used again, all of its packets count as packets since the
+    /// sample before.
     #[must_use]
     pub fn after(before: &Sample, sample: Sample) -> Self {
         let mut model = Self::first(sample);

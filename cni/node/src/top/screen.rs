@@ -14,7 +14,7 @@ use super::sample::Sample;
 use super::state::{Mode, State};
 use super::table::{Cell, View, cells, cut, fit};
 
-/// The use of colours. Without them, nothing is lost.
+/// Whether the screen uses colours. No information depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Palette {
     /// The colours of the terminal.

@@ -49,7 +49,7 @@ pub enum Action {
     Quit,
 }
 
-/// The use of the keys.
+/// What the keys currently do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Each key is a command.

@@ -431,7 +431,7 @@ pub fn fit(columns: &[Column], sort: Option<Sort>, rows: &[Vec<Cell>], width: us
             let cell = cells.get(*index).map_or("", String::as_str);
             match () {
                 () if is_right(*index) => format!("{:>wide$}", cut(cell, *wide)),
-                // The terminal cuts the last column.
+                // The terminal cuts the last column off.
                 () if is_last => cell.to_owned(),
                 () => format!("{:wide$}", cut(cell, *wide)),
             }

@@ -106,7 +106,8 @@ fn seconds_later(before: Instant, seconds: u64) -> Instant {
 fn a_ports_rate_is_that_of_its_flows() {
     let begin = Instant::now();
     let before = sample(begin, vec![flow(0, 1, Some((10, 1000))), flow(0, 2, Some((50, 5000)))]);
-    // One flow ended, one continues, one is new, and the ends of the fourth were used again.
+    // Of the flows, one continues, one has ended and one is new. In the second comparison, the ends of the first one
+    // have been used again.
     let mut now = vec![flow(0, 1, Some((30, 3000))), flow(0, 3, Some((4, 400)))];
     let model = Model::after(&before, sample(seconds_later(begin, 2), now.clone()));
     assert_eq!(model.ports[0], Some(Rates { flows: 0.5, counted: Some((12.0, 1200.0)) }));
@@ -249,7 +250,7 @@ fn keys_sort_filter_pause_and_end() {
     assert_eq!((state.press(Key::Char('x')), state.mode), (Action::Draw, Mode::Commands));
     assert_eq!(state.press(Key::Char('q')), Action::Quit);
     assert_eq!(state.press(Key::Suspend), Action::Suspend);
-    // While a filter is written, q is a letter; control and C ends all the same.
+    // While a filter is being typed, q is a letter, but Control-C still ends the program.
     state.press(Key::Char('/'));
     assert_eq!((state.press(Key::Char('q')), state.press(Key::Interrupt)), (Action::Draw, Action::Quit));
 }
@@ -349,7 +350,8 @@ fn any_key() -> impl Strategy<Value = Key> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No sample, size or key makes it panic; a network, a port or a flow may vanish, and counters may do anything.
+    /// No sample, size or key may cause a panic. A network, a port or a flow may vanish, and counters may change in any
+    /// way.
     #[test]
     fn any_sample_is_drawn_in_any_size(
         samples in proptest::collection::vec(any_sample(), 1..3),

@@ -126,10 +126,10 @@ impl Plan<'_> {
         self.prefixes.range(..=address).next_back().map(|(_, claim)| claim)
     }
 
-    /// The parts of a Node that can be used; none if packets to its pods can go nowhere.
+    /// The parts of a Node that can be used; none if there is no way to send packets to its pods.
     pub(super) fn peer<'b>(&mut self, node: &'b Node) -> Option<Peer<'b>> {
         node.unusable.iter().for_each(|kind| self.report(&node.name, kind.clone()));
-        // A Node with our address is this node under an older name, or pretends to be.
+        // A Node with our address is either this node under an older name, or a Node that pretends to be this node.
         if let Some(address) = node.addresses.iter().find(|address| self.local.contains(address)) {
             self.report(&node.name, ProblemKind::OwnAddress { address: *address });
             return None;

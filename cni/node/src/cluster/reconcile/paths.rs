@@ -45,7 +45,8 @@ pub(super) fn installed(
 }
 
 impl Reconciliation<'_> {
-    /// The tunnel's device, with its peers. None without a tunnel, or if the device could not be made.
+    /// Makes the tunnel's device with its peers, or removes it if no tunnel is wanted. None without a tunnel, or if the
+    /// device could not be made.
     pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {
         let (Some(tunnel), Some(own), Some(mtu)) = (&desired.tunnel, &desired.own, desired.mtu) else {
             if desired.tunnel.is_none() && self.may_delete {
@@ -74,7 +75,7 @@ impl Reconciliation<'_> {
         }
     }
 
-    /// The WireGuard device, with its peers. None if there is none, or it could not be made.
+    /// Sets up the WireGuard device with its peers. None if there is no device, or if it could not be made.
     pub(super) fn wireguard(
         &mut self,
         desired: &Desired,

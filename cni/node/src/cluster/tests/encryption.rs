@@ -55,7 +55,7 @@ fn all_nodes_are_reached_by_wireguard() {
     assert_eq!((desired.mtu, desired.tunnel), (Some(1440), None));
 }
 
-/// Packets never leave in clear text, neither by the link nor by the default route.
+/// Packets must never leave in clear text, neither through the link nor through the default route.
 #[test]
 fn packets_to_a_node_without_a_key_are_refused() {
     let [near, far] = near_and_far();
@@ -80,7 +80,7 @@ fn a_key_belongs_to_the_older_node() {
     assert!(desired.routes.iter().all(|route| route.node.as_str() == "far"), "{desired:?}");
 }
 
-/// A hostile Node gets no address of another one.
+/// A hostile Node must not get an address of another one.
 #[test]
 fn a_peer_may_have_the_addresses_of_its_own_prefixes_only() {
     let [near, _] = near_and_far();
@@ -103,7 +103,7 @@ fn the_family_of_this_nodes_uplink_is_that_of_the_endpoints() {
     assert_eq!((peers.len(), peers[0].endpoint.ip(), over_six.mtu), (1, ip("fd50::11"), Some(1420)));
     assert_eq!(problems(&over_six), ["node v4: no InternalIP of family IPv6"]);
     assert!(refused(&over_six).contains(&"10.244.3.0/24".to_owned()));
-    // Without an address on an uplink: its first one.
+    // If no address is on an uplink, the first address decides.
     let none = LocalView { uplinks: Vec::new(), wireguard_key: None };
     own.addresses.reverse();
     let nodes = all([with_key(near_and_far()[0].clone(), 2), own]);
@@ -115,7 +115,8 @@ fn the_family_of_this_nodes_uplink_is_that_of_the_endpoints() {
     );
 }
 
-/// Another Node that claims an address in the cluster's subnet does not end the refusal: packets would leave in clear text.
+/// Another Node that claims an address in the cluster's subnet must not end the refusal, because packets would then
+/// leave in clear text.
 #[test]
 fn the_clusters_subnet_is_refused_unless_this_node_is_within_it() {
     let inside = with_key(node("inside", 1, &["10.244.1.0/24"], &["10.244.200.1"]), 2);
@@ -129,7 +130,7 @@ fn the_clusters_subnet_is_refused_unless_this_node_is_within_it() {
     let nodes = all([node(OWN, 9, &["10.244.0.0/24"], &["10.244.200.2"]), inside]);
     let wanted = desired(&nodes, &name(OWN), &inside_here, &encrypting());
     assert_eq!((refused(&wanted), wanted.routes.len()), (vec!["fd44::/32".to_owned()], 1));
-    // Nor one that is all this node's, or a peer's.
+    // A subnet that belongs to this node or to a peer as a whole is not refused either.
     let nodes = all([node(OWN, 9, &["10.244.0.0/16"], &["192.168.50.10"])]);
     assert_eq!(refused(&desired(&nodes, &name(OWN), &here(), &encrypting())), ["fd44::/32"]);
     let nodes = all([
@@ -139,7 +140,7 @@ fn the_clusters_subnet_is_refused_unless_this_node_is_within_it() {
     assert_eq!(refused(&desired(&nodes, &name(OWN), &here(), &encrypting())), ["fd44::/32"]);
 }
 
-/// An API server that lost its data: the peers that are known stay, see `prune`.
+/// If an API server has lost its data, the peers that are known stay, see `prune`.
 #[test]
 fn without_the_own_node_peers_have_their_first_address() {
     let [near, _] = near_and_far();

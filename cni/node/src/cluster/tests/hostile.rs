@@ -200,8 +200,8 @@ proptest! {
         check(created, &first, &steps, &modes()[mode])?;
     }
 
-    /// A node that joins the cluster finds the hostile Node there already. A copied key alone cannot be told from the
-    /// original then: the older Node gets it.
+    /// A node that joins the cluster finds the hostile Node there already. A copied key then cannot be told from the
+    /// original, so the older Node gets it.
     #[test]
     fn a_new_node_gets_the_same_paths(created in 2_u8..10, written in written(), mode in 0_usize..4) {
         let is_copied = written.key.is_some_and(|byte| (2..4).contains(&byte));
@@ -232,7 +232,7 @@ fn an_announced_key_stays_where_it_was_first() {
         assert_eq!(reasons, ["same_key"]);
         assert_eq!(copied.problems[0].kind.holder(), Some(&name("near")));
     }
-    // A node that has no path yet can go by age only.
+    // A node that has no path yet can only decide by age.
     let fresh = desired(&nodes, &own, &here, &settings);
     assert_eq!(fresh.problems[0].node, name("near"));
 }

@@ -20,7 +20,7 @@ use super::*;
 const CASES: &str = "SLIPWAY_MUTATED_NODES";
 /// The variable with the seed; the time of day if it is not set.
 const SEED: &str = "SLIPWAY_SEED";
-/// Nodes for which a thread of its own is worth its start, and after which a long run reports its progress.
+/// The number of Nodes for which starting another thread pays off, and after which a long run reports its progress.
 const SHARE: u32 = 10_000;
 
 /// A change of a JSON text or value. Numbers choose the place, modulo what there is.

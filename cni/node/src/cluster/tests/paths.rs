@@ -120,7 +120,7 @@ fn the_mtu_is_that_of_the_underlay_less_the_headers() {
     assert!(
         problems(&small).contains(&"node own: MTU 1230 is below the 1280 bytes that IPv6 needs".to_owned())
     );
-    // Without an InternalIP on an uplink: the least of all.
+    // If no InternalIP is on an uplink, the smallest MTU of all uplinks counts.
     let two = LocalView {
         uplinks: [(3, 1400), (4, 1500)].map(|(index, mtu)| Uplink { index, mtu, addresses: vec![] }).to_vec(),
         wireguard_key: None,

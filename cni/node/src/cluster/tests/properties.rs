@@ -9,7 +9,7 @@ use proptest::sample::{select, subsequence};
 
 use super::*;
 
-/// Few values, so that Nodes collide.
+/// There are only few values, so that Nodes collide.
 const CIDRS: [&str; 16] = [
     "10.244.0.0/24",
     "10.244.1.0/24",

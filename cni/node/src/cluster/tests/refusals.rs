@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! Nodes that are left out, while the others stand.
+//! Nodes that are left out, while the others keep their routes.
 
 use super::*;
 
@@ -161,7 +161,7 @@ fn a_prefix_that_is_left_out_blocks_none() {
     assert_eq!(desired.routes.iter().map(|route| route.node.as_str()).collect::<Vec<_>>(), ["good", "next"]);
 }
 
-/// A Node of an older name of this node keeps its address.
+/// The Node has an older name of this node, and still has this node's address.
 #[test]
 fn a_renamed_node_does_not_route_to_itself() {
     let before = node("before", 1, &["10.244.7.0/24", "fd44:0:0:7::/64"], &["fd51::1", "192.168.50.10"]);

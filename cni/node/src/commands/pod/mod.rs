@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(limits(fast), [of(1_000_000_000, 125_000_000, 400_000_000_000, 34_359_738_352)]);
         assert_eq!(limits("--bandwidth 10M"), [of(10_000_000, 1_250_000, 10_000_000, 1_250_000)]);
         assert_eq!(limits("--bandwidth 1k"), [of(1000, 1 << 20, 1000, 1 << 20)]);
-        // In any order, and not for a direction without a limit.
+        // The options may be in any order, and a direction without a limit gets no burst.
         let mixed = "--network a --burst 4M --bandwidth 10M:0 --network b --bandwidth 1M --burst 2M:3M";
         assert_eq!(
             limits(mixed),

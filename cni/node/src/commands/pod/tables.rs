@@ -31,7 +31,7 @@ fn attached_document(pod: &Pod, all: &[Attached]) -> AttachedPod {
     let attachment = |one: &Attached| PodAttachment {
         network: one.network.clone(),
         interface: one.ifname.clone(),
-        // A result that the version cannot express was refused by the ADD.
+        // The ADD has already refused results that the version cannot express.
         result: one.result.to_object(one.version).unwrap_or_default(),
     };
     let document = documents::Pod { sandbox: sandbox(pod), uid: known(&pod.uid), netns: known(&pod.netns) };

@@ -112,7 +112,7 @@ pub(super) async fn run(
             serve(&observer, run_dir, listen, probe_listen),
         ); } => Ok(()),
     };
-    // The last events before the end.
+    // Handles the last events before the end.
     while let Ok(event) = reported.try_recv() {
         agent.handle(event);
     }

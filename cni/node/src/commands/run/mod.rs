@@ -221,7 +221,7 @@ impl Start {
 /// Runs the agent until a signal.
 pub(super) fn execute(options: Options) -> Result<u8, Failure> {
     let start = options.start().map_err(Failure::usage)?;
-    // Before anything is read or changed: two agents would undo each other's changes.
+    // The lock is taken before anything is read or changed, because two agents would undo each other's changes.
     let run_dir = start.lock().map_err(Failure::failed)?;
     block_on(async {
         let mut signals =
