@@ -200,7 +200,7 @@ impl Run<'_> {
     }
 }
 
-/// One call that a plugin must refuse, or whose effect DEL must undo.
+/// A call that a plugin must refuse, or whose effect DEL must undo.
 struct Input {
     verb: &'static str,
     bytes: Vec<u8>,
@@ -249,7 +249,7 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
     let (mut succeeded, mut refused) = (0, 0);
     let (mut random, nasty) = (Random::new(seed), nasty_values());
     let all = (0..number("SLIPWAY_GARBAGE", 150)).map(|_| input(config, &mut random, &nasty)).enumerate();
-    // These calls are short, so the sample is twice as dense as that of other tests.
+    // The calls are short, so the sample is twice as dense as that of other tests.
     let tried = sample_by(all, stride().div_ceil(2));
     let last = tried.len() - 1;
     for (at, (number, Input { verb, bytes, spoilt })) in tried.into_iter().enumerate() {

@@ -217,7 +217,7 @@ fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
     let ticks: Vec<f64> =
         text.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
-    // These are all fields except the fourth and the fifth, which are idle and iowait.
+    // The sum has all fields except the fourth and the fifth, which are idle and iowait.
     let all: f64 = ticks.iter().take(8).sum();
     (all - ticks[3] - ticks[4]) / 100.0
 }

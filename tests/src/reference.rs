@@ -10,7 +10,7 @@ pub const REFERENCE: &str = "the reference plugins";
 /// The feature that [`Reference::with_nftables`] checks, for [`crate::skip!`].
 pub const NEWER_REFERENCE: &str = "reference plugins with an nftables backend";
 
-/// One version of the reference plugins.
+/// A version of the reference plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     dir: PathBuf,

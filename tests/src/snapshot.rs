@@ -15,7 +15,8 @@ use crate::family::has_ipv6;
 use crate::node::Node;
 use crate::space::Space;
 
-/// What the attachments of a node share in nftables: the first ADD makes it, and a GC or another ADD changes it.
+/// Objects in nftables that the attachments of a node share. The first ADD makes them, and a GC or another ADD changes
+/// them.
 pub const SHARED_IN_NFTABLES: &[&str] =
     &["nft table", "nft chain", "nft rule", "nft map", "nft set", "-networks4 ", "-networks6 "];
 
@@ -234,7 +235,7 @@ fn iptables(space: &Space, found: &mut Vec<String>) {
     for (tool, names) in
         [("iptables-legacy-save", "ip_tables_names"), ("ip6tables-legacy-save", "ip6_tables_names")]
     {
-        // This file lists the namespace's tables, and most namespaces have none.
+        // The kernel lists the namespace's tables in this file, and most namespaces have none.
         let names = Path::new("/proc/thread-self/net").join(names);
         if space.run(|| std::fs::read_to_string(&names)).is_ok_and(|names| !names.is_empty()) {
             let rules = space.try_run(&[tool]).map(|output| output.stdout).unwrap_or_default();
@@ -258,7 +259,7 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
             files(&entry.path(), lines);
         }
     } else if is_passing {
-        // These files are left out whether they are sockets or regular files.
+        // The files are left out whether they are sockets or regular files.
     } else if path.starts_with("/run/netns") {
         lines.insert(format!("netns {shown}"));
     } else if !meta.is_file() {

@@ -176,7 +176,7 @@ impl Space {
         }
     }
 
-    /// Runs a prepared command in this space and waits for its end, for at most a minute.
+    /// Runs a prepared command in this space and waits for its end, for at most two minutes on a usual machine.
     pub fn exec(&self, command: Command, input: &[u8]) -> CommandOutput {
         self.start(command, input).wait()
     }

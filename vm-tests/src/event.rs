@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-/// One line from the guest.
+/// A line from the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// User space runs, on this kernel release.
@@ -19,10 +19,10 @@ pub enum Event {
     Skip(String),
     /// A suite ended.
     Finish {
-        /// Its name.
+        /// The suite's name.
         suite: String,
         ending: Ending,
-        /// Its time in milliseconds, by the guest's clock.
+        /// The time that the suite took in milliseconds, by the guest's clock.
         millis: u64,
     },
     /// The guest itself failed at something.
@@ -39,10 +39,10 @@ pub enum Event {
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// By itself, with this code.
+    /// The process ended by itself, with this code.
     Exit(i32),
     Signal(i32),
-    /// Killed at its time limit.
+    /// The process was killed at its time limit.
     Timeout,
 }
 

@@ -32,7 +32,7 @@ pub(crate) const SEARCH_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub(crate) fn mount_all() -> Result<(), Error> {
     for (kind, dir, options) in MOUNTS {
-        // Below /sys the folders are the kernel's.
+        // The kernel makes the folders below /sys itself.
         if !dir.starts_with("/sys/") {
             fs::create_dir_all(dir).map_err(|e| Error::Io(format!("make {dir}"), e))?;
         }

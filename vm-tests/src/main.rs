@@ -38,7 +38,7 @@ impl Reporter {
     fn send(&self, event: &Event) {
         let line = format!("{}\n", event.line(&self.nonce));
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without this port nothing can be reported; the host then misses the closing line.
+        // Without this port nothing can be reported, and the host then misses the closing line.
         let _ = port.write_all(line.as_bytes());
     }
 }
@@ -46,7 +46,7 @@ impl Reporter {
 fn main() {
     let result = run();
     if let Err(e) = &result {
-        // The kernel's console.
+        // Standard error is the kernel's console.
         let _ = writeln!(std::io::stderr(), "vm-init: {e}");
     }
     guest::off();

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// forever.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Runs it to its end and returns the event.
+/// Runs the suite to its end and returns the event.
 pub(crate) fn run(suite: &Suite, env: &[(String, String)], reporter: &Reporter) -> Event {
     let begun = Instant::now();
     let ending = match start(suite, env) {
@@ -46,7 +46,7 @@ fn start(suite: &Suite, env: &[(String, String)]) -> std::io::Result<Child> {
     command.env("CARGO_MANIFEST_DIR", &suite.dir);
     command.env("PATH", SEARCH_PATH).env("HOME", "/root").env("SLIPWAY_SKIPS", SKIPS);
     command.envs(env.iter().map(|(key, value)| (key, value)));
-    // A group of its own: what it started ends with it when its time is over.
+    // The suite gets a process group of its own, so that everything it has started ends with it when its time is over.
     command.process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }
@@ -72,7 +72,7 @@ fn watch(mut child: Child, limit: Duration, reporter: &Reporter) -> Ending {
         }
     };
     if let Ok(group) = i32::try_from(child.id()) {
-        // ESRCH: nothing of it is left.
+        // ESRCH means that no process of the group is left.
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
     if ending == Ending::Timeout {
