@@ -125,7 +125,7 @@ impl Call {
         serde_json::from_str(&out).map_err(|e| Error::Failed(format!("{label} printed no JSON ({e}): {out}")))
     }
 
-    /// The same with what it prints.
+    /// Does the same as [`Self::run`], but returns what the plugin prints.
     pub fn output(mut self) -> Result<String> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {

@@ -89,7 +89,7 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
         return Ok(());
     }
     run::show(&mut flavour.cargo_build_agent()?)?;
-    // Not over a program that runs.
+    // The file is renamed into place, because a running program cannot be overwritten.
     let new = args.to.join(format!(".{AGENT}"));
     files::copy(flavour.agent(), &new)?;
     files::rename(&new, &target)?;
@@ -102,7 +102,7 @@ fn install_agent(flavour: Flavour, args: &Args, recorded: Option<&Path>) -> Resu
 }
 
 pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
-    // The installed binary knows what it installed; a new one is built only if it is missing.
+    // The installed binary knows what it installed. A new one is built only if it is missing.
     let installed = args.to.join("slipway");
     let binary = if installed.is_file() { installed } else { built(Flavour::Release)?.path };
     let mut words: Vec<OsString> = vec!["uninstall".into(), "--to".into(), args.to.clone().into()];

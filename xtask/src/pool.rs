@@ -32,10 +32,10 @@ const PER_PROCESSOR: usize = 2;
 /// Tests at a time in the lane of `tests/heavy.txt`.
 const HEAVY: usize = 2;
 
-/// The longest that one test may take. The harness ends each command after a minute.
+/// The longest that one test may take. The harness ends each command after two minutes.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The number of slowest tests that a run lists, and of test programs.
+/// The number of slowest tests, and of slowest test programs, that a run lists.
 const SLOWEST: usize = 8;
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     pub(crate) env: Vec<(String, OsString)>,
     /// Runs only the tests whose names contain this.
     pub(crate) filter: Option<String>,
-    /// Runs each test as many times.
+    /// Runs each test this many times.
     pub(crate) repeat: usize,
     /// Gives each test a file for what it has tried and for its skip.
     pub(crate) tallies: bool,
@@ -79,9 +79,9 @@ pub(crate) enum Which {
 /// One run of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Job {
-    /// Index of its program.
+    /// The index of the test's program.
     program: usize,
-    /// libtest's name of it.
+    /// libtest's name of the test.
     name: String,
     /// `program::name`, as in skips.txt.
     title: String,
@@ -122,7 +122,7 @@ impl Summary {
         format!("{tests}\n          by test program, all tests together:{programs}")
     }
 
-    /// The number of runs that passed.
+    /// Returns the number of runs that passed, or an error that describes those that failed.
     pub(crate) fn verdict(&self, repeat: usize, log: &Path) -> Result<usize> {
         if self.failed.is_empty() {
             return Ok(self.passed);
@@ -279,7 +279,7 @@ impl Pool {
         let mut child = command.spawn().map_err(|e| Error::file("start", &program.path, e))?;
         let ending = wait(&mut child, begun)?;
         let printed = fs::read(path).map_err(|e| Error::file("read", path, e))?;
-        // It was read; a file that stays is emptied by the next run.
+        // The output has been read. If the file stays, the next run empties it.
         let _ = fs::remove_file(path);
         let printed = String::from_utf8_lossy(&printed);
         let failure = reason(&ending, &printed).map(|reason| format!("{reason}\n{printed}"));
@@ -299,9 +299,9 @@ fn names(program: &TestProgram, which: &[&str]) -> Result<Vec<String>> {
 /// The end of a test's process.
 #[derive(Debug)]
 enum Ending {
-    /// By itself.
+    /// The process ended by itself.
     Status(ExitStatus),
-    /// Killed at the time limit, with the processes that were killed.
+    /// The process was killed at the time limit, together with the processes in the list.
     Killed(String),
 }
 
@@ -331,7 +331,7 @@ fn reason(ending: &Ending, printed: &str) -> Option<String> {
     }
 }
 
-/// One line, and a failed test's output, in one write: several threads use the file.
+/// Writes a line, and the output of a failed test, with a single write, because several threads use the file.
 fn note(verdict: &Verdict, log: &Log) {
     let took = seconds(verdict.took);
     let text = match &verdict.failure {

@@ -46,7 +46,7 @@ pub(crate) const NETWORK_TESTS_FOLDER: &str = "tests";
 pub(crate) const BINARIES: [&str; 6] =
     ["slipway", "slipwayd", "xtask-bench", "xtask-dist", "xtask-docs", "xtask-vm"];
 
-/// The longest time in which a `cargo test` may print nothing. The harness ends each command after a minute, and
+/// The longest time in which a `cargo test` may print nothing. The harness ends each command after two minutes, and
 /// libtest reports tests that take longer.
 const SILENCE: Duration = Duration::from_secs(600);
 
@@ -59,7 +59,7 @@ const MILLION: &str = "1000000";
 /// The variable with the number of mutated inputs for each fuzz target, and that number with `--full`.
 const FUZZED: (&str, &str) = ("SLIPWAY_MUTATED_INPUTS", "10000");
 
-/// Seeds of runs that are given none are below this number, so that they are short to type.
+/// Seeds that a run chooses itself are below this number, so that they are short to type.
 const SEEDS: u64 = 1000;
 
 /// Run everything that must pass.
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(skipped) => println!("PASS: {figures}{skipped}"),
         Err(_) => println!("FAIL: {figures}"),
     }
-    // At the end of all that was printed, where people look first.
+    // The failures come after everything else that was printed, where people look first.
     let failures = stages.failures();
     outcome.map(|_| ()).map_err(|e| if failures.is_empty() { e } else { Error::Failed(failures.join("\n")) })
 }
@@ -205,17 +205,18 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
         let heavy = scope.spawn(|| ready.tests(Which::Heavy, args.repeat, stages));
         let network = ready.tests(Which::Pooled, args.repeat, stages);
         let heavy = joined(heavy.join());
-        // Nothing is sent: the receiver sees the end.
+        // Nothing is sent, because the receiver only needs to see the end of the channel.
         drop(network_done);
         let (unit, doc) = joined(cargo.join());
         (unit, doc, machines.map(|thread| joined(thread.join())), heavy, network)
     });
     let unit =
         if args.full && suites.is_empty() { unit.and_then(|_| unit_tests(args, stages)) } else { unit };
-    // After the others: these tests measure.
+    // The remaining tests measure, so they run after the others.
     let measured = (heavy.is_ok() && network.is_ok()).then(|| ready.tests(Which::Alone, args.repeat, stages));
     let shown = if args.is_part() { Ok(()) } else { demo(stages) };
-    // Also after a failure, which would hide an unlisted skip until it is repaired.
+    // Skips are compared even after a failure, because the failure would otherwise hide an unlisted skip until it is
+    // repaired.
     let skips = ready.skips(stages);
     let passed = unit? + network? + heavy? + measured.transpose()?.unwrap_or_default();
     doc?;
@@ -288,8 +289,8 @@ fn documentation(stages: &Stages) -> Result<()> {
     })
 }
 
-/// The demo, which is the first thing that a newcomer runs. A process of its own, because the demo leaves this machine's
-/// namespaces.
+/// Runs the demo, which is the first thing that a newcomer runs. The demo gets a process of its own, because it leaves
+/// this machine's namespaces.
 fn demo(stages: &Stages) -> Result<()> {
     stages.run("demo", |log| {
         let task = std::env::current_exe().map_err(|e| Error::system("find this program", e))?;
@@ -298,7 +299,7 @@ fn demo(stages: &Stages) -> Result<()> {
     })
 }
 
-/// The pages as a site. Not in a plain run: the first time mdBook is built, for minutes.
+/// Checks the pages as a site. A plain run leaves this out, because mdBook is built first, which takes minutes.
 fn site(options: &[&str], args: &Args, stages: &Stages) -> Result<()> {
     stages.run("site", |log| {
         let mut fetch = Crate::Docs.cargo_run("docs");
@@ -344,7 +345,7 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         Ok(format!("{}, {} test programs", build::size(&Flavour::Debug.binary())?, programs.len()))
     })?;
     let skips = empty_file("skips.txt")?;
-    // A run of a part, or of every point, keeps the record of the last plain run.
+    // A run of only some tests, or of every point, keeps the record of the last plain run.
     let is_plain = !args.full && !args.is_part();
     let sampled = empty_file(if is_plain { full::SAMPLED } else { "sampled-part.txt" })?;
     let (name, dirs) = reference.variable();
@@ -475,7 +476,7 @@ fn quiet(mut command: Command, log: &Log) -> Result<String> {
     run::log(&mut command, &log.file).map(|()| String::new())
 }
 
-/// For people.
+/// A number of tests, for people.
 fn some(tests: usize) -> String {
     format!("{tests} tests")
 }
@@ -508,7 +509,7 @@ pub(crate) fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     let dir = workspace::scratch("test")?.join(name);
     let mut install = Command::new(flavour.binary());
     run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
-    // Not over a program that another run executes.
+    // The file is renamed into place, because another run may be executing the old one.
     let (agent, new) = (flavour.agent(), dir.join(".slipwayd"));
     fs::copy(&agent, &new).map_err(|e| Error::file("copy", &agent, e))?;
     fs::rename(&new, dir.join("slipwayd")).map_err(|e| Error::file("rename", &new, e))?;

@@ -23,16 +23,17 @@ use xtask_downloads::reference;
 
 use table::Table;
 
-/// From so many minutes on, every system call is a point at which calls are killed or fail, not only those that may have
-/// changed something.
+/// In runs of at least this many minutes, calls are killed or fail at every system call, not only at those that may
+/// have changed something.
 const EVERY_CALL: u64 = 60;
-/// Of the points, one in so many is tried in a round of a run that is at least [`EVERY_CALL`] long.
+/// In a run that is at least [`EVERY_CALL`] long, each round tries one in this many points.
 const LONG_STRIDE: u64 = 4;
 /// Minutes in which a round can try all points. Shorter runs try fewer points, so that they reach all tests.
 const WHOLE: u64 = 40;
 /// The coarsest sample.
 const WIDEST: u64 = 10;
-/// The part of the time that a test which runs as long as it is told may take, and the limits of this time in seconds.
+/// The share of the time that a test may take if it runs for as long as it is told, and the limits of that time in
+/// seconds.
 const RANDOM_SHARE: u64 = 8;
 const RANDOM_SECONDS: (u64, u64) = (10, 600);
 
@@ -143,7 +144,7 @@ impl Torture {
             return Err(Error::Failed("there is no such test".to_owned()));
         }
         stages.run(&format!("seed {seed}"), |log| {
-            // Those that must run alone come first, for a quarter of the time.
+            // Tests that must run alone come first, for a quarter of the time.
             let left = until.saturating_duration_since(Instant::now());
             let share = if pooled.is_empty() { left } else { left / 4 };
             let mut verdicts = pool.run_until(Which::Alone, &alone, Instant::now() + share, log)?;

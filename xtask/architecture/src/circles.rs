@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// For each node, the nodes that it imports.
 pub type Graph<T> = BTreeMap<T, BTreeSet<T>>;
 
-/// The groups of nodes that reach each other. A node alone is no group, even if it names itself.
+/// The groups of nodes that reach each other. A single node is not a group, even if it imports itself.
 #[must_use]
 pub fn circles<T: Ord + Clone>(graph: &Graph<T>) -> Vec<BTreeSet<T>> {
     let reached: Graph<T> = graph.keys().map(|from| (from.clone(), reachable(graph, from))).collect();

@@ -11,11 +11,12 @@ use crate::error::{self, Error};
 /// A member of the workspace.
 #[derive(Debug, Clone)]
 pub struct Crate {
-    /// Its folder, relative to the workspace (`cni/spec`).
+    /// The crate's folder, relative to the workspace (`cni/spec`).
     pub folder: String,
-    /// The name of its package.
+    /// The name of the crate's package.
     pub package: String,
-    /// The names of the packages that it depends on, on nodes and when it is built; not those of tests alone.
+    /// The names of the packages that it depends on at run time and when it is built, without those that only tests
+    /// need.
     pub dependencies: BTreeSet<String>,
 }
 
@@ -55,7 +56,7 @@ pub fn uses(crates: &[Crate]) -> Graph<String> {
     crates.iter().map(|one| (one.folder.clone(), used(one))).collect()
 }
 
-/// The crates by floor, from the ground up: a crate stands one floor above the highest that it uses.
+/// The crates by floor, from the ground up. A crate is one floor above the highest crate that it uses.
 #[must_use]
 pub fn floors(uses: &Graph<String>) -> Vec<Vec<String>> {
     let mut floors: Vec<Vec<String>> = Vec::new();
@@ -66,7 +67,7 @@ pub fn floors(uses: &Graph<String>) -> Vec<Vec<String>> {
             .filter(|(folder, used)| !placed.contains(*folder) && used.is_subset(&placed))
             .map(|(folder, _)| folder.clone())
             .collect();
-        // Cargo refuses circles between crates; without one, each round places a crate.
+        // Cargo refuses circles between crates. As long as there is none, each round places at least one crate.
         if next.is_empty() {
             break;
         }

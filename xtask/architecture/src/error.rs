@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Why the walls cannot be read.
+//! The errors of reading sources and manifests.
 
 use std::fs;
 use std::path::{Path, PathBuf};

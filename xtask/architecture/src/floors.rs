@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The direction of all imports: between crates as docs/ARCHITECTURE.md draws them, inside a crate without circles.
+//! The direction of all imports: between crates as docs/ARCHITECTURE.md draws them, and without circles inside a crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::circles::circles;
 use crate::{crates, imports, modules};
 
-/// The floors inside `cni/dataplane`, from the ground up: a file or folder imports nothing from a later line.
-/// The other crates have no order beyond "no circle".
+/// The floors inside `cni/dataplane`, from the ground up. A file or folder imports nothing from a later line. In the
+/// other crates, circles are the only thing that is forbidden.
 const DATAPLANE: &[&[&str]] = &[
     &[
         "lib",

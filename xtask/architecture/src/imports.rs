@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Which file's code names items of which other file.
+//! Finds which file's code names items of which other file.
 //!
-//! An arrow leads to the file that defines an item, through all re-exports: a folder's `mod.rs` that hands on the
-//! names of its files imports none of them.
+//! An arrow leads to the file that defines an item, through all re-exports. Therefore a folder's `mod.rs` that only
+//! re-exports the names of its files imports none of them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use syn::{Item, UseTree, Visibility};
 use crate::circles::Graph;
 use crate::modules::{Meaning, Module, ModulePath, Modules, is_for_tests};
 
-/// How many re-exports one name may go through: a loop of `use` ends here.
+/// The most re-exports that one name may go through, so that the search ends in a loop of `use`.
 const LONGEST_CHAIN: usize = 16;
 
 /// The arrows between the files of a crate. A folder's first file and the files below it may name each other, as they
@@ -27,7 +27,7 @@ pub fn imports(modules: &Modules) -> Graph<PathBuf> {
         let mut paths = Paths::default();
         for item in &module.items {
             match item {
-                // A name that is only handed on draws no arrow.
+                // A name that is only re-exported draws no arrow.
                 Item::Use(one) if !matches!(one.vis, Visibility::Inherited) => {}
                 Item::Use(one) => paths.add_use(&mut Vec::new(), &one.tree),
                 other => paths.visit_item(other),
@@ -120,7 +120,7 @@ impl Paths {
             UseTree::Name(syn::UseName { ident }) | UseTree::Rename(syn::UseRename { ident, .. }) => {
                 self.found.insert(prefix.iter().cloned().chain([ident.to_string()]).collect());
             }
-            // What a glob brings in is found where the code names it.
+            // Names that a glob imports are found where the code uses them.
             UseTree::Glob(_) => {}
             UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_use(prefix, tree)),
         }

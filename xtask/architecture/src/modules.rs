@@ -23,15 +23,15 @@ pub enum Meaning {
     Use(Vec<String>),
 }
 
-/// One module, inline or in a file of its own.
+/// A module, inline or in a file of its own.
 pub struct Module {
     /// The file, relative to the crate's source folder.
     pub file: PathBuf,
-    /// Its names.
+    /// The names in the module.
     pub names: BTreeMap<String, Meaning>,
-    /// The paths of its glob imports.
+    /// The paths of the module's glob imports.
     pub globs: Vec<Vec<String>>,
-    /// Its items without tests; those of inline modules belong to these modules.
+    /// The module's items without tests. Items of an inline module belong to that module.
     pub items: Vec<Item>,
 }
 

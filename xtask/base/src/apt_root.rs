@@ -33,7 +33,7 @@ pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 #[derive(Debug)]
 pub struct AptRoot {
     suites: Vec<String>,
-    /// The architecture of its packages, if it is not this machine's.
+    /// The architecture of the packages, if it is not this machine's.
     foreign: Option<&'static str>,
     dir: PathBuf,
 }
@@ -81,8 +81,8 @@ impl AptRoot {
         Lock::take(&self.dir.join("lock"))
     }
 
-    /// Downloads all lists of packages; for apt-get by itself, one that fails is only a warning. If a
-    /// download fails, older lists of the same sources remain in use.
+    /// Downloads all lists of packages. apt-get itself only warns if the download of a list fails. If one fails here,
+    /// older lists of the same sources remain in use.
     fn update(&self) -> Result<()> {
         let sources = self.source_lines()?;
         match run::capture(self.apt("apt-get").args(["--error-on=any", "update"])) {
@@ -97,7 +97,7 @@ impl AptRoot {
         fs::read_to_string(self.dir.join(UPDATED)).ok()
     }
 
-    /// Calls `work`, and again with new lists if it fails: the archive removes old files.
+    /// Calls `work`, and calls it again with new lists if it fails, because the archive removes old files.
     fn with_new_lists<T>(&self, work: impl Fn() -> Result<T>) -> Result<T> {
         work().or_else(|first| {
             let again = self.update().and_then(|()| work());
@@ -200,7 +200,7 @@ impl AptRoot {
         })
     }
 
-    /// One of apt's programs, in the private root.
+    /// A program of apt, in the private root.
     fn apt(&self, program: &str) -> Command {
         let mut command = tool(program, &["-q"]);
         command.env("APT_CONFIG", self.dir.join("apt.conf"));

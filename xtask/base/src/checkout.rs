@@ -21,11 +21,11 @@ pub fn commit_time(format: &str) -> Result<String> {
     Ok(run::capture(git.current_dir(workspace::root()))?.trim().to_owned())
 }
 
-/// Paths that no test depends on: they may change without a new row.
+/// Paths on which no test depends. They may change without making the results stale.
 const UNTESTED: [&str; 4] =
     [":(exclude)docs", ":(exclude)*.md", ":(exclude)xtask/bench", ":(exclude)xtask/docs"];
 
-/// The product: when it changes, a row is stale.
+/// The paths of the product. Results are stale after a change of these.
 pub const PRODUCT: [&str; 2] = ["cni", "ebpf"];
 
 /// True if paths are what they were at a commit. False if there is no such commit.

@@ -13,9 +13,9 @@ pub enum Error {
     Command {
         /// The command line, for people.
         command: String,
-        /// Its end: an exit status or a signal.
+        /// How the program ended: an exit status or a signal.
         how: String,
-        /// Its output, on indented lines; empty if it was shown already.
+        /// The program's output, on indented lines; empty if it was already shown.
         output: String,
     },
     /// A system call failed on a file.

@@ -53,7 +53,7 @@ pub fn list(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The paths of all files below a directory, sorted, without those in directories of whose names `is_entered` is false.
+/// The paths of all files below a directory, sorted, without files in directories whose names `is_entered` rejects.
 /// Symbolic links are not followed.
 pub fn below(folder: impl AsRef<Path>, is_entered: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let (mut found, mut folders) = (Vec::new(), vec![folder.as_ref().to_owned()]);

@@ -130,7 +130,7 @@ impl Stages {
                     println!("  ...   {}", stage.line(60));
                 });
             } else if running.first().is_some_and(|first| first.name == name) {
-                // One line for all stages that run, drawn by the oldest.
+                // All running stages share one line, which the oldest of them draws.
                 let width = LINE.div_ceil(running.len());
                 let parts: Vec<String> = running.iter().map(|stage| stage.line(width)).collect();
                 print!("\r\x1b[2K  ...   {}", parts.join(" | "));
@@ -147,7 +147,7 @@ impl Stages {
 }
 
 impl Running {
-    /// Its name, its time, and the beginning of the last line in its log.
+    /// The stage's name, its time, and the beginning of the last line in its log.
     fn line(&self, width: usize) -> String {
         let last: String = last_line(&self.log).chars().filter(|c| !c.is_control()).take(width).collect();
         format!("{:<22} {:>9}  {last}", self.name, seconds(self.begun.elapsed()))

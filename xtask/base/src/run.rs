@@ -50,8 +50,8 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// The command with a low priority: the network tests and the build for VMs, which run at the same time, get
-/// the processors first.
+/// The command with a low priority. The network tests and the build for VMs run at the same time, and must get the
+/// processors first.
 pub fn yielding(command: &Command) -> Command {
     let mut yielding = tool("nice", &["-n", "10"]);
     yielding.arg(command.get_program()).args(command.get_args());
@@ -96,7 +96,7 @@ pub fn feed(command: &mut Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input reports the reason with its end.
+        // If a program does not read its input, the way in which it ends shows the reason.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(|e| not_started(command, &e))?;
@@ -170,12 +170,12 @@ pub fn kill_family(child: &mut Child) -> String {
             family.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }
     }
-    // Parents first: they need not report the ends of their children.
+    // Parents come first, so that they cannot report the ends of their children.
     for pid in family {
-        // One that has ended needs no signal.
+        // A process that has ended needs no signal.
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
-    // It was killed.
+    // The process was killed, so its exit code does not matter.
     let _ = child.wait();
     list
 }

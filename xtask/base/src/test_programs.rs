@@ -17,10 +17,10 @@ use crate::workspace;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TestProgram {
-    /// Cargo's name of it, as a word.
+    /// Cargo's name of the test program, as a word.
     pub name: String,
     pub path: PathBuf,
-    /// Its package's folder, where cargo would start it.
+    /// The folder of the program's package, where cargo would start it.
     pub package: PathBuf,
 }
 
@@ -78,7 +78,8 @@ pub fn names(folders: &[&str]) -> Result<BTreeSet<String>> {
     Ok(targets(folders)?.iter().map(Target::program).collect())
 }
 
-/// Of these, those that cargo can build singly, by `--test`: not the unit tests of a library or a binary.
+/// The names of those test programs that cargo can build on their own, by `--test`. Unit tests of a library or a binary
+/// are left out.
 pub fn single_names(folders: &[&str]) -> Result<BTreeSet<String>> {
     let is_single = |target: &&Target| target.kind.iter().any(|kind| kind == "test");
     Ok(targets(folders)?.iter().filter(is_single).map(Target::program).collect())
@@ -145,7 +146,7 @@ pub fn passed(printed: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// Those of a library, of a binary next to it, and of a file and a folder below `tests`.
+    /// The names cover a library, a binary next to it, and a file and a folder below `tests`.
     #[test]
     fn names_are_known_without_a_build() {
         let network = names(&["tests", "cni/kernel"]).unwrap();

@@ -45,7 +45,7 @@ impl Tool {
         if !features.is_empty() {
             command.arg("--no-default-features").arg("--features").arg(features.join(","));
         }
-        // Each runs for a second or two: the time of the build counts, not that of the program.
+        // Each tool runs for a second or two, so the time of its build matters more than its speed.
         for (key, value) in [("OPT_LEVEL", "0"), ("DEBUG", "0"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
             command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
         }

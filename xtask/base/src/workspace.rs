@@ -35,7 +35,7 @@ pub fn cache() -> Result<PathBuf> {
     let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let dir = own.or_else(home).unwrap_or_else(|| target().join("xtask")).join("slipway-build");
-    // Files in it are run and linked: no other user may write there.
+    // The tasks run and link files in it, so no other user may write there.
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(|e| Error::file("create the directory", &dir, e))?;
     Ok(dir)
@@ -48,7 +48,7 @@ pub fn scratch(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Removes a file, or a folder with everything in it; a missing one is removed.
+/// Removes a file, or a folder with everything in it. Succeeds if nothing is there.
 pub fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {

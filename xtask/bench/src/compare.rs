@@ -45,7 +45,7 @@ const OPERATIONS: [(&str, [&str; 2]); 3] = [
 /// The name of the reference's contenders begins so.
 const PEER: &str = "peer-";
 
-/// What is measured of an operation.
+/// What is measured about an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Quantity {
     Wall,
@@ -157,9 +157,9 @@ impl Ratio {
         }
     }
 
-    /// The change beyond that of the machine, which lies within this one.
+    /// The verdict on the change beyond that of the machine, which is within the interval of `machine`.
     fn beyond(self, machine: Self) -> Verdict {
-        // A machine that did not change shows 1 within its interval.
+        // The interval of a machine that did not change contains 1.
         let (low, high) = (self.low / machine.high.max(1.0), self.high / machine.low.min(1.0));
         if high < 1.0 - LEAST_CHANGE {
             Verdict::Faster
@@ -267,11 +267,11 @@ mod tests {
         assert_eq!(verdict(&STEADY, &faster, &STEADY, &STEADY), "faster");
         assert_eq!(verdict(&faster, &STEADY, &STEADY, &STEADY), "slower");
         assert_eq!(verdict(&STEADY, &STEADY, &STEADY, &STEADY), "no difference shown");
-        // The whole machine is as much faster.
+        // The whole machine has become faster by the same factor.
         assert_eq!(verdict(&STEADY, &faster, &STEADY, &scaled(0.8)), "no difference shown");
-        // Certain, and too small to matter.
+        // The difference is certain, but too small to matter.
         assert_eq!(verdict(&[100.0; 10], &[99.0; 10], &STEADY, &STEADY), "no difference shown");
-        // Samples that spread as much as they differ.
+        // The samples spread as much as they differ.
         let wild = [60.0, 140.0, 70.0, 130.0, 80.0, 120.0, 90.0, 110.0, 95.0, 65.0];
         assert_eq!(verdict(&STEADY, &wild, &STEADY, &STEADY), "no difference shown");
     }

@@ -82,9 +82,9 @@ fn links(folder: &str, links: &[(String, String)]) -> Result<String> {
 /// A plugin set.
 #[derive(Debug)]
 pub(super) struct Contender {
-    /// Its name in tables and files.
+    /// The contender's name in tables and files.
     pub(super) name: String,
-    /// The directory of its plugins.
+    /// The directory of the contender's plugins.
     pub(super) dir: PathBuf,
     backend: Backend,
     path: String,
@@ -101,8 +101,8 @@ pub(super) struct Contender {
 pub(super) struct Sample {
     pub(super) add: Vec<Cost>,
     pub(super) del: Vec<Cost>,
-    /// The second DEL, of an attachment that is gone. It has no result: the first DEL has emptied the
-    /// runtime's cache.
+    /// The second DEL, which finds no attachment. It has no result, because the first DEL has emptied the runtime's
+    /// cache.
     pub(super) gone: Vec<Cost>,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Attached {
 }
 
 impl Contender {
-    /// Makes its node: a namespace with an uplink, out of which masquerade would happen.
+    /// Makes the contender's node: a namespace with an uplink, through which masqueraded packets would leave.
     pub(super) fn new(name: &str, dir: &Path, backend: Backend, iptables: &str) -> Result<Self> {
         let node = make_node(name)?;
         let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path(iptables)?);
@@ -135,12 +135,12 @@ impl Contender {
         self.ports = 1;
     }
 
-    /// Its node's network namespace.
+    /// The network namespace of the contender's node.
     pub(super) fn node(&self) -> &Path {
         &self.node
     }
 
-    /// The list of its first bridge.
+    /// The list of plugins for the first bridge.
     pub(super) fn first_chain(&mut self) -> &Chain {
         self.chain(0)
     }
@@ -151,7 +151,8 @@ impl Contender {
         (0..count).map(pod).collect()
     }
 
-    /// True if the plugin set has its ports in nftables: versions without that backend ignore the key.
+    /// False if the plugin set was asked for nftables and has made no table there, because versions without that
+    /// backend ignore the key.
     pub(super) fn knows_its_backend(&mut self) -> Result<bool> {
         let attached = self.attach_untimed(MEASURED_PORT)?;
         let tables = run::capture(&mut tool("nft", &["list", "tables"]))?;
@@ -169,7 +170,7 @@ impl Contender {
         Ok(())
     }
 
-    /// Loads rules of another engine on its node.
+    /// Loads rules of another engine on the contender's node.
     pub(super) fn restore(&self, iptables: &str, rules: &str) -> Result<()> {
         sandbox::switch_to(&self.node)?;
         let program = format!("iptables-{iptables}-restore");
@@ -194,7 +195,7 @@ impl Contender {
         Ok(Sample { add, del, gone })
     }
 
-    /// The same under ptrace(2): started programs and memory, for ADD and DEL.
+    /// Makes the same calls under ptrace(2), which counts started programs and memory for ADD and DEL.
     pub(super) fn trace(&mut self) -> Result<(Trace, Trace)> {
         let (pod, ports) = (self.pod()?, ports(MEASURED_PORT, self.ports));
         sandbox::switch_to(&self.node)?;
@@ -282,7 +283,7 @@ impl Contender {
     }
 }
 
-/// Makes a namespace with an uplink, out of which masquerade would happen, and moves the thread there.
+/// Makes a namespace with an uplink, through which masqueraded packets would leave, and moves the calling thread there.
 pub(super) fn make_node(name: &str) -> Result<PathBuf> {
     let node = sandbox::add_netns(&format!("node-{name}"))?;
     sandbox::switch_to(&node)?;

@@ -22,7 +22,7 @@ use xtask_base::progress::Stages;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
 
-/// Ours.
+/// The name of our plugins.
 const OWN: &str = "slipway";
 /// Pause before each operation, so that work of the last one in the kernel is not counted.
 pub(super) const SETTLE: Duration = Duration::from_millis(30);
@@ -112,8 +112,7 @@ impl Run {
         Ok(Self { contenders, floor: Floor::new()?, reps, series: Vec::new(), floors: Vec::new(), number: 0 })
     }
 
-    /// Warms up, drops a contender that does not support its backend, and takes the figures that are no
-    /// times.
+    /// Warms up, drops a contender that does not support its backend, and takes the figures that are not times.
     fn profiles(&mut self, conditions: &mut Vec<String>) -> Result<Vec<Profile>> {
         warm_up(&mut self.contenders, conditions)?;
         let mut profiles = Vec::new();
@@ -148,7 +147,7 @@ impl Run {
                 let said = RefCell::new(&log.file);
                 contender.fill(pods, |present| {
                     use std::io::Write;
-                    // For the live line; the figures do not depend on it.
+                    // The number is for the live line, and the figures do not depend on it.
                     let _ = writeln!(said.borrow_mut(), "{present} of {pods}");
                 })?;
                 Ok(String::new())
@@ -186,7 +185,7 @@ impl Run {
     }
 }
 
-/// An input of iptables-restore with so many rules, twenty in each chain; no rule jumps to these.
+/// An input of iptables-restore with this many rules, twenty in each chain. No rule jumps to these chains.
 fn foreign_rules(count: u32) -> String {
     use std::fmt::Write;
     let mut text = String::from("*nat\n");

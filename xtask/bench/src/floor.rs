@@ -25,7 +25,7 @@ const RTM_DELLINK: u16 = 17;
 /// `NFNL_MSG_BATCH_BEGIN`, `NFNL_MSG_BATCH_END` (linux/netfilter/nfnetlink.h).
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-/// `NFNL_SUBSYS_NFTABLES` (same header).
+/// `NFNL_SUBSYS_NFTABLES` (linux/netfilter/nfnetlink.h).
 const NFTABLES: u16 = 10;
 /// `NFT_MSG_DELSETELEM` (linux/netfilter/nf_tables.h).
 const DELSETELEM: u16 = 14;

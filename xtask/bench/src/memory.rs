@@ -41,7 +41,7 @@ pub(crate) fn peak_during(measured: &Measured, body: impl FnOnce() -> Result<()>
         let watcher = scope.spawn(|| {
             let mut peak = 0;
             while !done.load(Ordering::Relaxed) {
-                // A process that has ended counts nothing.
+                // A process that has ended adds nothing.
                 let sizes = measured.processes().into_iter().filter_map(of_process);
                 peak = peak.max(sizes.map(|memory| memory.proportional_bytes).sum::<u64>());
                 thread::sleep(PAUSE);

@@ -273,7 +273,7 @@ fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> 
     let ours: Vec<&Row> = rows.iter().filter(|row| row.contender == own).collect();
     let Some(first) = ours.first() else { return ratios };
     for row in &ours {
-        // Our plugins with another backend are no peer.
+        // Our own plugins with another backend are not a peer.
         let is_peer = |peer: &&Row| !peer.contender.starts_with(own) && peer.pods == row.pods;
         let peers = || rows.iter().filter(is_peer);
         let (pods, best) = (row.pods, |of: fn(&Row) -> f64| peers().map(of).fold(f64::NAN, f64::min));

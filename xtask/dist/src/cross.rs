@@ -15,8 +15,7 @@ use xtask_base::files;
 use xtask_base::run::{self, cargo};
 use xtask_base::workspace;
 
-/// The suite of the compiler. The machine must be of the same one: the compiler runs with the machine's C
-/// library.
+/// The suite of the compiler. The machine must run the same suite, because the compiler uses the machine's C library.
 const SUITE: &str = "bookworm";
 
 /// The same with its security updates. `rustc-web`, the newer compiler that Debian keeps for building browsers in an
@@ -37,7 +36,7 @@ pub(crate) struct Processor {
     pub(super) debian: &'static str,
     /// The beginning of the names of its linker and of its libraries' folder.
     gnu: &'static str,
-    /// Its libraries: the suites and the package. Debian 12 has no static libmnl.
+    /// The libraries for the processor, each with its suites and its package. Debian 12 has no static libmnl.
     libraries: [(&'static [&'static str], &'static str); 3],
 }
 

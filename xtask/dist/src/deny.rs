@@ -11,8 +11,8 @@ use xtask_base::run::{self, cargo, tool};
 use xtask_base::tools::CARGO_DENY;
 use xtask_base::workspace;
 
-/// The workspaces that a released binary is made of, and what is checked of each. The bans are about programs
-/// that run on a node: the BPF programs' dependencies on them run in the compiler.
+/// The workspaces that a released binary is made of, and what is checked of each. The bans concern programs that run on
+/// a node. They do not apply to what the BPF programs depend on, because that runs in the compiler only.
 const WORKSPACES: [(&str, &[&str]); 2] =
     [("Cargo.toml", &["licenses", "bans", "sources"]), ("ebpf/Cargo.toml", &["licenses", "sources"])];
 

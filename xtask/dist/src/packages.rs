@@ -18,7 +18,7 @@ pub(crate) fn check() -> Result<Vec<String>> {
     let metadata = checkout::metadata()?;
     let mut names = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
-        // An empty list: it is published nowhere.
+        // An empty list means that the package is published nowhere.
         if package["publish"].is_array() {
             continue;
         }

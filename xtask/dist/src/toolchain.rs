@@ -27,9 +27,9 @@ pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
 /// A compiler with linker and libraries.
 #[derive(Debug)]
 pub enum Toolchain {
-    /// This machine's, for its own processor.
+    /// This machine's own compiler, for its own processor.
     Own,
-    /// Fetched, for another processor.
+    /// A compiler that was fetched for another processor.
     Cross(Cross),
 }
 

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_misspelling_is_found_in_prose_and_in_names() {
-        // Not in one piece, or the check would find them here.
+        // The words are put together here, because the check would otherwise find them in this file.
         let (prose, name) = (["rec", "ieve"].concat(), ["sep", "erate"].concat());
         let text = format!("A node can receive it.\nThe pods {prose} packets.\nlet {name}_table = 1;\n");
         assert_eq!(faults(&text), [format!("2: {prose}, for receive"), format!("3: {name}, for separate")]);

@@ -13,7 +13,7 @@ use xtask_base::progress::Log;
 use xtask_base::run::{self, tool};
 use xtask_base::workspace::{self, Lock};
 
-/// Changed to make the systems again.
+/// The layout of the systems. A change of this text makes them again.
 const LAYOUT: &str = "layout 1\n";
 
 /// The suite whose debootstrap is used: it knows the names of all that are made.
@@ -38,7 +38,7 @@ pub fn minimal(suite: &str, log: &Log) -> Result<PathBuf> {
     for old in [&stamp, &root, &fresh] {
         workspace::remove(old)?;
     }
-    // Its mounts end with the namespace.
+    // The mounts of debootstrap end with the namespace.
     let mut command = tool("unshare", &["--mount"]);
     command.arg(unpacked.join("usr/sbin/debootstrap"));
     command.args(["--variant=minbase", &format!("--keyring={KEYRING}"), suite]);

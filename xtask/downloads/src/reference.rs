@@ -9,14 +9,14 @@ use xtask_base::apt_root::AptRoot;
 use xtask_base::error::{Error, Result};
 use xtask_base::workspace;
 
-/// The variable with their directories, for the tests.
+/// The variable with the directories of the reference plugins, for the tests.
 const VARIABLE: &str = "SLIPWAY_REFERENCE_DIRS";
 
-/// Their directory in the package, and the package.
+/// The directory of the reference plugins in the package, and the package.
 const DIRECTORY: &str = "usr/lib/cni";
 const PACKAGE: &str = "containernetworking-plugins";
 
-/// The reasons of skipped tests that need them.
+/// The reasons of skipped tests that need the reference plugins.
 const SKIPS: [&str; 2] = ["needs the reference plugins", "needs reference plugins with an nftables backend"];
 
 /// The suite with version 1.1.1, which supports only iptables and does not change any more.
@@ -33,7 +33,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Fetches those of some suites, or takes the directories of the environment. Failures are in
+    /// Fetches the reference plugins of some suites, or takes the directories of the environment. Failures are in
     /// [`missing`](Self::missing).
     pub fn find(suites: &[&'static str]) -> Self {
         if let Some(dirs) = std::env::var_os(VARIABLE) {
@@ -54,7 +54,7 @@ impl Reference {
         own
     }
 
-    /// None: no test needs them.
+    /// No reference plugins, because no test needs them.
     pub fn none() -> Self {
         Self { dirs: OsString::new(), missing: Vec::new() }
     }
@@ -64,7 +64,7 @@ impl Reference {
         (VARIABLE, &self.dirs)
     }
 
-    /// Their directories, for people.
+    /// The directories of the reference plugins, for people.
     pub fn summary(&self) -> String {
         if self.dirs.is_empty() {
             "none could be fetched".to_owned()
@@ -73,20 +73,20 @@ impl Reference {
         }
     }
 
-    /// Those that could not be fetched, and why.
+    /// The reference plugins that could not be fetched, and why.
     pub fn missing(&self) -> impl Iterator<Item = String> + '_ {
         self.missing.iter().map(|(suite, e)| {
             format!("the tests that compare with the reference plugins of Debian {suite}, which could not be fetched: {e}")
         })
     }
 
-    /// True if a test was skipped for plugins that could not be fetched.
+    /// True if a test was skipped because reference plugins could not be fetched.
     pub fn explains(&self, skip: &str) -> bool {
         !self.missing.is_empty() && is_needed(skip)
     }
 }
 
-/// True if a test was skipped because it needs them.
+/// True if a test was skipped because it needs reference plugins.
 pub fn is_needed(skip: &str) -> bool {
     SKIPS.iter().any(|needs| skip.ends_with(needs))
 }
@@ -96,7 +96,7 @@ pub fn is_needed(skip: &str) -> bool {
 pub fn fetch(suite: &'static str) -> Result<PathBuf> {
     let unpacked = workspace::scratch("apt")?.join(suite).join("unpacked");
     let before = unpacked.join(PACKAGE).join(DIRECTORY);
-    // Written when the unpacking has ended.
+    // The file is written after everything was unpacked.
     let is_whole = unpacked.join(format!("{PACKAGE}.from")).is_file() && before.is_dir();
     if suite == STABLE && is_whole {
         return Ok(before);

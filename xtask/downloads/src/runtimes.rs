@@ -18,7 +18,7 @@ use xtask_base::progress::{Log, Stages};
 use xtask_base::run::{self, tool};
 use xtask_base::workspace;
 
-/// Changed to make the folders again although the packages are the same.
+/// The version of the folders' layout. A change makes the folders again although the packages are the same.
 const LAYOUT: u32 = 1;
 
 /// The packages of every folder besides its runtimes: an init, the tools of a small system, the libraries of a
@@ -34,10 +34,10 @@ const CNI_SOURCE: &str = "golang-github-appc-cni";
 const GO_PATH: &str = "usr/src/cnitool";
 const CNI_IMPORT: &str = "github.com/containernetworking/cni";
 
-/// The suite of our image, and the end of the tests' skips without it.
+/// The suite of our image, and the last words of the skips of tests that need the image.
 const IMAGE_SUITE: &str = "trixie";
 const DEBOOTSTRAP: &str = "a system of debootstrap";
-/// The same without Prometheus.
+/// The last word of the skips of tests that need Prometheus.
 const PROMETHEUS: &str = "Prometheus";
 
 /// The program that is built.
@@ -164,7 +164,7 @@ pub fn for_nodes(asked: bool, stages: &Stages, require: bool) -> Result<Option<P
 pub struct Runtimes {
     dir: PathBuf,
     versions: Vec<String>,
-    /// As the tests' skips end that need it, and why it is not there.
+    /// The last words of the skips of tests that need what is missing, and why it is missing.
     missing: Vec<(String, Error)>,
 }
 
@@ -260,7 +260,7 @@ impl Wanted {
                 }
                 (text, apt)
             }
-            // Without a network, what was fetched before serves.
+            // Without a network, the folder that was fetched before remains in use.
             (Err(_), Some(there)) if there.starts_with(&layout()) => {
                 return Ok((self.versions(&there), None));
             }
@@ -273,14 +273,14 @@ impl Wanted {
         let source = self.cnitool.then(|| apt.fetch_source(CNI_SOURCE)).transpose();
         let built =
             source.and_then(|source| source.map_or(Ok(()), |source| build_cnitool(&source, &fresh, log)));
-        // Only now: without a network the old one serves.
+        // The old folder is removed only now, because it remains in use if there is no network.
         for old in [&stamp, root] {
             workspace::remove(old)?;
         }
         files::rename(&fresh, root)?;
         let versions = self.versions(&plan);
         if let Err(e) = built {
-            // Without the stamp it is tried again.
+            // There is no stamp yet, so the next run tries again.
             return Ok((versions, Some(e)));
         }
         files::write(&stamp, &plan)?;

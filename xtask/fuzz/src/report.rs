@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-//! What a run prints about each target.
+//! The report of a run about each target.
 
 use std::fs;
 use std::path::PathBuf;

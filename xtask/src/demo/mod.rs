@@ -161,7 +161,7 @@ impl Demo {
         Ok(Self { chain, pods, servers, life, left_out })
     }
 
-    /// Both acts. With `--keep` the pods are attached again at the end.
+    /// Shows both acts. With `--keep` the pods are attached again at the end.
     fn show(&mut self) -> Result<()> {
         let screen = Screen::new();
         let mut failed = 0;
@@ -185,7 +185,7 @@ impl Demo {
         }
     }
 
-    /// From the ADDs to the proof that the DELs left nothing. Returns how many claims failed.
+    /// Plays an act, from the ADDs to the proof that the DELs left nothing. Returns how many claims failed.
     fn play(&mut self, screen: &Screen, act: Act) -> Result<u32> {
         self.chain = chain(self.chain.dir.clone(), act);
         let before = leftovers::Snapshot::take()?;
@@ -281,7 +281,7 @@ impl Demo {
 
     fn stop(&mut self) {
         for server in &mut self.servers {
-            // It may have ended already.
+            // The server may have ended already.
             let _ = server.kill().and_then(|()| server.wait());
         }
     }

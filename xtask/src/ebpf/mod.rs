@@ -72,9 +72,9 @@ pub fn run(args: &Args) -> Result<()> {
 /// The BPF programs of a binary that is to be built.
 #[derive(Debug)]
 pub enum Programs {
-    /// Built; how, for people.
+    /// The programs were built; the text says how, for people.
     Built(String),
-    /// There is no compiler for them; why, and how to get one.
+    /// There is no compiler for the programs; the text says why, and how to get one.
     Missing(String),
 }
 

@@ -46,7 +46,7 @@ pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn is_unread(name: &[u8]) -> bool {
-    // Both `.rel.BTF` and `.rel.BTF.ext`.
+    // The prefix `.rel.BTF` also matches `.rel.BTF.ext`.
     [&b".debug_"[..], b".rel.debug_", b".rel.BTF"].iter().any(|start| name.starts_with(start))
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-/// One way of disturbing Slipway.
+/// A way of disturbing Slipway.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) name: &'static str,
@@ -65,7 +65,7 @@ pub(super) const ROWS: &[Row] = &[
     },
 ];
 
-/// What this task does not try, and what does.
+/// The disturbances that this task does not try, and the task that does.
 pub(super) const ELSEWHERE: &[(&str, &str)] = &[
     ("power", "no test replays the writes of a disk"),
     ("kernels", "cargo xtask vm-test"),

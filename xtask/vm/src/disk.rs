@@ -10,9 +10,10 @@ use xtask_base::error::{Error, Result};
 use xtask_base::run::{self, tool};
 use xtask_downloads::kube;
 
-/// Writes the image with some of Kubernetes' programs; returns its path. A VM that reads an older one keeps that.
+/// Writes the image with some of Kubernetes' programs, and returns its path. A VM that still reads an older image keeps
+/// that image.
 ///
-/// ext4, without a journal: it is in every kernel, and mke2fs(8) is on every system.
+/// The file system is ext4 without a journal, because ext4 is in every kernel and mke2fs(8) on every system.
 pub(crate) fn write(from: &Path) -> Result<PathBuf> {
     let (image, files) = (kernels::cache()?.join("kubernetes.ext4"), kernels::cache()?.join("kubernetes"));
     fs::create_dir_all(&files).map_err(|e| Error::file("create the directory", &files, e))?;

@@ -61,7 +61,7 @@ fn fetch_from(arch: Arch, source: &Source, dir: &Path) -> Result<Ready> {
     found.retain(|name| matches(&source.package, name));
     found.sort_by_key(|name| Reverse(version_key(name)));
     let mut reason = format!("no package is called {}", source.package);
-    // The archive drops old packages part by part: the newest one may be the only whole one.
+    // The archive drops old packages part by part, so the newest kernel may be the only complete one.
     for package in found.iter().take(3) {
         match fetch_package(&root, package, dir) {
             Ok(ready) => return Ok(ready),
@@ -88,7 +88,7 @@ fn fetch_package(root: &AptRoot, package: &str, dir: &Path) -> Result<Ready> {
         }
     }
     lay_out(&fresh, release)?;
-    // Only now: without a network the old one serves.
+    // The old kernel is removed only now, because it remains in use if there is no network.
     remove(dir)?;
     fs::rename(&fresh, dir).map_err(|e| Error::file("rename", &fresh, e))?;
     Ready::at(dir)
@@ -115,7 +115,7 @@ fn lay_out(dir: &Path, release: &str) -> Result<()> {
     for (suffix, program) in [("xz", "xz"), ("zst", "zstd"), ("gz", "gzip")] {
         expand(&modules, suffix, program)?;
     }
-    // Both ways of naming the folder lead to the same, as on a system.
+    // The two names of the folder lead to the same place, as on an installed system.
     if dir.join("usr/lib/modules").is_dir() && !dir.join("lib").exists() {
         std::os::unix::fs::symlink("usr/lib", dir.join("lib"))
             .map_err(|e| Error::file("make the link", &dir.join("lib"), e))?;

@@ -104,7 +104,7 @@ const TOOLS: &[&str] = &[
     "wc",
 ];
 
-/// The beginnings of those that a system may lack; a test that needs one is skipped.
+/// The beginnings of the names of tools that a system may lack. A test that needs such a tool is skipped.
 const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
@@ -351,7 +351,7 @@ mod tests {
                     .trim_start_matches("format!(");
                 let Some(command) = rest.trim_start().strip_prefix('"') else { continue };
                 let word = command.split(['"', ' ', '\n']).next().unwrap();
-                // One with a placeholder is not known here.
+                // A word with a placeholder is not known here.
                 if !word.contains(['{', '/', '\\']) && !word.is_empty() {
                     found.insert(word.to_owned());
                 }
@@ -385,7 +385,7 @@ mod tests {
         let mut known = 0;
         for name in needed_tools() {
             let places = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"].map(|dir| format!("{dir}/{name}"));
-            // It fails if a path is of no package, such as a link of update-alternatives.
+            // dpkg-query fails if a path does not belong to a package, such as a link of update-alternatives.
             let found = Command::new("dpkg-query").arg("--search").args(places).output().unwrap().stdout;
             let found = String::from_utf8(found).unwrap();
             let owners: Vec<&str> =

@@ -9,7 +9,7 @@ use slipway_vm::{Ending, Event, Plan};
 use crate::kernels::{Kernel, Kernels};
 use crate::qemu::Run;
 
-/// The number of lines of a hung VM's console and of its last suite's output are shown.
+/// The number of lines that are shown of a hung VM's console, and of its last suite's output.
 const TAIL: usize = 60;
 
 /// The beginning of a measurement's line.
@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) kernel: String,
     /// The output of `uname -r`; empty if the VM did not boot.
     pub(crate) release: String,
-    /// Until user space ran.
+    /// The time until user space ran.
     pub(crate) boot: Option<Duration>,
     pub(crate) took: Duration,
     pub(crate) suites: Vec<SuiteOutcome>,
@@ -38,7 +38,7 @@ pub(crate) struct Outcome {
 pub(crate) struct SuiteOutcome {
     pub(crate) name: String,
     pub(crate) millis: u64,
-    /// True if it has no problem.
+    /// True if the suite has no problem.
     pub(crate) passed: bool,
     pub(crate) tests: Vec<(String, Status)>,
 }
@@ -49,7 +49,7 @@ pub(crate) enum Status {
     Passed,
     Skipped,
     Failed,
-    /// Marked so in the source.
+    /// The source marks the test as ignored.
     Ignored,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
     }
     let complaints = complaints(&run.console);
     if end.is_some_and(|(_, taint)| taint != 0) || !complaints.is_empty() {
-        // It may have been any of them; none proves anything.
+        // Any of the suites may have caused this, so none of them proves anything.
         outcome.suites.iter_mut().for_each(|suite| suite.passed = false);
     }
     let mut all = outcome.suites.iter().flat_map(|suite| &suite.tests);
@@ -372,7 +372,7 @@ mod tests {
     fn a_run_without_its_closing_line_fails_whatever_came_before() {
         let text = problem(|events| drop(events.pop()));
         assert!(text.contains("without its closing line"), "{text}");
-        // The programs that were through count all the same.
+        // Test programs that had already finished still count.
         let ended = outcome(|events| drop(events.pop()), "");
         assert!(!ended.passed() && ended.suites[0].passed);
         let text = problem(|events| {
@@ -381,7 +381,7 @@ mod tests {
             events.push(Event::Unfinished("test b::three ... ".to_owned()));
         });
         assert!(text.contains("last seen: \"test b::three ... \""), "{text}");
-        // The program that it ended with has failed.
+        // The program during which the VM ended has failed.
         let cut = outcome(
             |events| {
                 let at = index(events, "b::three ... ok");

@@ -7,32 +7,32 @@ use std::collections::BTreeMap;
 
 use xtask_base::test_programs::TestProgram;
 
-/// The time of a test program that has never been run, in milliseconds: that of a middling one.
+/// The time of a test program that has never been run, in milliseconds, which is a typical time.
 const UNKNOWN: u64 = 30_000;
 
 /// The test programs of one VM.
 #[derive(Debug)]
 pub(crate) struct Part<'a> {
-    /// Its place among the VMs of its kernel, from 1.
+    /// The part's place among the VMs of its kernel, from 1.
     number: usize,
     pub(crate) tests: Vec<&'a TestProgram>,
 }
 
 impl Part<'_> {
-    /// The folder of its files, below that of its kernel.
+    /// The folder of the part's files, below that of its kernel.
     pub(crate) fn folder(&self) -> String {
         self.number.to_string()
     }
 
-    /// True if it runs one of these test programs.
+    /// True if the part runs one of these test programs.
     pub(crate) fn has_any(&self, names: &[String]) -> bool {
         self.tests.iter().any(|test| names.contains(&test.name))
     }
 }
 
-/// Divides test programs into at most `count` parts that take about as long: the longest first, each to the part that
-/// has the least to do. `times` are those of earlier runs, in milliseconds. Each part has its programs in the order in
-/// which they came.
+/// Divides test programs into at most `count` parts that take about the same time. The longest programs are assigned
+/// first, each to the part that has the least to do. `times` are those of earlier runs, in milliseconds. Within a part,
+/// the programs keep the order in which they came.
 pub(crate) fn divide<'a>(
     tests: &[&'a TestProgram],
     times: &BTreeMap<&str, u64>,

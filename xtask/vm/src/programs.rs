@@ -28,7 +28,7 @@ const INIT: (&str, &str) = ("slipway-vm-tests", "vm-init");
 pub(crate) struct Programs {
     /// Test programs, by the names of their suites.
     pub(crate) tests: Vec<TestProgram>,
-    /// The names of all there are, also of those that are not wanted.
+    /// The names of all test programs, including those that are not wanted.
     pub(crate) names: BTreeSet<String>,
     /// The first process.
     pub(crate) init: PathBuf,
@@ -64,7 +64,8 @@ pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log:
     let single = test_programs::single_names(&PACKAGES)?;
     let to_build = if wanted.suites.iter().all(|name| single.contains(name)) { wanted.suites } else { &[] };
     xtask::ebpf::ensure(|command| run::log(command, &log.file))?;
-    // First: `cargo xtask test` has built them, and its lints hold cargo's lock for long.
+    // The tests are built first, because `cargo xtask test` has built them and its lints hold cargo's lock for a long
+    // time.
     let mut built = test_programs::build_with(|words| toolchain.cargo(words), to_build, &[], log)?;
     built.retain(|test| wanted.suites.is_empty() || wanted.suites.contains(&test.name));
     let tests = stripped(built, toolchain, &dir, log)?;

@@ -62,9 +62,9 @@ pub(crate) struct Vm<'a> {
     pub(crate) nonce: &'a str,
     /// More arguments of the kernel.
     pub(crate) boot: &'a [String],
-    /// For the whole run.
+    /// The time limit for the whole run.
     pub(crate) limit: Duration,
-    /// For each test program, by which time the VM itself has ended it, unless it hangs.
+    /// The time limit for each test program. By then, the VM itself has ended the program, unless the VM hangs.
     pub(crate) suite_limit: Duration,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Run {
     pub(crate) console: String,
     /// From the start of the emulator to the first report.
     pub(crate) boot: Option<Duration>,
-    /// Altogether.
+    /// The time of the whole run.
     pub(crate) took: Duration,
     /// The reason why it was ended from outside, or the error of the emulator.
     pub(crate) trouble: Option<String>,
@@ -119,7 +119,7 @@ impl Qemu {
             return command;
         };
         let program = root.join("usr/bin").join(self.machine.program);
-        // Its libraries are not the system's, and so neither is its loader.
+        // The emulator's libraries do not belong to the system, so the loader must not either.
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
         command.arg(root.join("usr/lib64/ld-linux-x86-64.so.2"));
         command.arg("--library-path").arg(&libraries).arg(program);
@@ -230,7 +230,7 @@ impl Accelerator {
         if virtualizes && opens { Self::Kvm } else { Self::Tcg }
     }
 
-    /// For people.
+    /// A description for people.
     pub(crate) fn describe(self) -> &'static str {
         match self {
             Self::Kvm => "KVM",
@@ -300,7 +300,7 @@ impl Progress {
         self.at = now;
     }
 
-    /// The reason why it is taken for hung: nothing began or ended for longer than the limit of a test program.
+    /// The reason why the VM is considered hung: nothing began or ended for longer than the limit of a test program.
     fn hung(&self, now: Duration, suite_limit: Duration) -> Option<String> {
         let silent = now.saturating_sub(self.at);
         (silent > suite_limit + GRACE).then(|| {
@@ -312,7 +312,7 @@ impl Progress {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It has ended already, unless its time was over.
+        // The emulator has ended already, unless its time was over.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

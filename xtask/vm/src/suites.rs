@@ -41,7 +41,7 @@ const THREADS: usize = 6;
 
 /// The time limit of one test program.
 const SUITE_LIMIT: Duration = Duration::from_secs(1800);
-/// One in so many of the sampled cases is tried: outside of VMs they run ten times faster.
+/// Only one in this many sampled cases is tried, because the cases run ten times faster outside of VMs.
 const SAMPLE: u32 = 8;
 
 /// Run the test suites on other kernels, in virtual machines.
@@ -108,7 +108,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The test programs that are run on every kernel; none if each has its own.
+    /// The test programs that are run on every kernel; none if each kernel has its own.
     fn named_suites<'a>(&'a self, list: &'a Kernels) -> Option<&'a [String]> {
         match self.suite.as_slice() {
             _ if self.smoke => Some(&list.smoke),
@@ -296,7 +296,7 @@ fn run_in_vms<'a>(
         rows.extend(bench.run_all(&ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
     })?;
-    // As in the list, whatever was ready first.
+    // The rows are in the order of the list, not in the order in which they became ready.
     rows.sort_by_key(|(kernel, _)| wanted.iter().position(|one| one.name == kernel.name));
     Ok(rows)
 }
@@ -444,10 +444,10 @@ impl Bench<'_> {
                 Event::Trouble(text) => text.clone(),
                 _ => return,
             };
-            // Only the lines that progress shows: the reports are kept.
+            // Only the lines that show progress are printed, because the reports are kept.
             let _ = writeln!(log, "{}: {text}", kernel.name);
         })?;
-        // It is big, and each run makes its own.
+        // The archive is big, and each run makes its own.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
         for wrong in kernel.wrong_options(&self.list.promised, &ready.config) {
@@ -461,7 +461,7 @@ impl Bench<'_> {
         for figure in &outcome.figures {
             println!("  {:<8} {figure}", kernel.name);
         }
-        // Only whole runs of a test program are kept, with the plugins as they are shipped.
+        // Only runs of whole test programs, with the plugins as they are shipped, are kept.
         let is_shipped = !self.args.smoke && !self.args.quick;
         let whole = self.args.filter.is_none() && !self.args.measure && is_shipped;
         let is_usual = self.args.without.is_empty() && self.args.boot.is_empty();
@@ -484,7 +484,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Chooses the cases of a kernel's sample: on each another part.
+    /// The seed of a kernel's sample, so that each kernel tries another part of the cases.
     fn seed(&self, kernel: &Kernel) -> usize {
         self.list.kernel.iter().position(|one| one.name == kernel.name).unwrap_or_default()
     }
@@ -516,7 +516,7 @@ impl Bench<'_> {
             ("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string()),
             ("SLIPWAY_SAMPLE_SEED".to_owned(), self.seed(kernel).to_string()),
             ("SLIPWAY_SLOWER".to_owned(), "5".to_owned()),
-            // For the files with expected output.
+            // The tests find the files with expected output through this variable.
             ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
         ];
         if self.programs.peer.is_some() {

@@ -125,7 +125,7 @@ impl System {
                 lister
             }
         };
-        // It fails for what is linked statically.
+        // The command fails for a program that is linked statically.
         let Ok(printed) = run::capture(lister.arg(program)) else { return Ok(Vec::new()) };
         match printed.lines().find(|line| line.contains("not found")) {
             Some(line) => Err(Error::Failed(format!("{}: {}", program.display(), line.trim()))),

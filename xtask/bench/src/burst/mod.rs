@@ -83,7 +83,7 @@ pub(super) fn run(args: &ControlArgs, pods: u32) -> Result<()> {
     let mut rows = Vec::new();
     for present in levels {
         stages.run(&format!("{present} pods present"), |_| {
-            // A node without any pod may have no rules, and so no conntrack.
+            // A node without pods may have no rules and therefore no conntrack.
             contenders.iter_mut().try_for_each(|one| one.fill(present.max(1), |_| ()))?;
             let counts = contenders.iter().map(|one| fill_conntrack(one, args.conntrack));
             let counts = counts.collect::<Result<Vec<_>>>()?;
@@ -132,8 +132,8 @@ fn burst(contender: &mut Contender, shape: Shape, idle: f64) -> Result<(Side, Si
     Ok((add, del))
 }
 
-/// Does work for each item in the node's namespace, by so many threads, each of which takes the next item when it is done
-/// with one. Returns the results in the order of the items.
+/// Does work for each item in the node's namespace, with `callers` threads. Each thread takes the next item when it has
+/// finished one. Returns the results in the order of the items.
 fn at_once<I: Sync, O: Send>(
     node: &Path,
     items: &[I],
@@ -174,7 +174,7 @@ fn at_once<I: Sync, O: Send>(
     Ok((Side { times, took, cpu, busy }, outputs))
 }
 
-/// Makes so many flows in the conntrack of a contender's node, and returns the number of all there.
+/// Makes this many flows in the conntrack of a contender's node, and returns the number of all flows there.
 fn fill_conntrack(contender: &Contender, count: u32) -> Result<u32> {
     if count == 0 {
         return Ok(0);

@@ -173,7 +173,7 @@ async fn measure(args: &ClusterArgs, programs: &Programs, nodes: u32) -> Result<
     }
     let after = agent.memory()?;
     drop(agent);
-    // Its routes would be there for the next number.
+    // Otherwise the agent's routes would still exist when the next number is measured.
     run::capture(&mut tool("ip", &["route", "flush", "proto", "83"]))?;
     Ok(Samples { nodes, first_sync, sync_cpu, memory, after, rest, busy, heartbeats, reactions })
 }

@@ -18,11 +18,11 @@ pub(super) struct Samples {
     pub(super) nodes: u32,
     /// From the start of the process to the last route.
     pub(super) first_sync: Duration,
-    /// Its CPU time until then.
+    /// The CPU time of the process until then.
     pub(super) sync_cpu: Duration,
-    /// After that.
+    /// The memory after the first synchronization.
     pub(super) memory: Memory,
-    /// At the end.
+    /// The memory at the end.
     pub(super) after: Memory,
     /// CPU time and time without events.
     pub(super) rest: (Duration, Duration),
@@ -40,11 +40,11 @@ pub(super) struct StormSamples {
     pub(super) nodes: u32,
     /// From the start of the process to the last route.
     pub(super) first_sync: Duration,
-    /// Its CPU time until then.
+    /// The CPU time of the process until then.
     pub(super) sync_cpu: Duration,
-    /// After that.
+    /// The memory after the first synchronization.
     pub(super) memory: Memory,
-    /// At the end.
+    /// The memory at the end.
     pub(super) after: Memory,
     /// CPU time and time with reports.
     pub(super) busy: (Duration, Duration),
@@ -98,7 +98,7 @@ const COLUMNS: &[Column<Row>] = &[
     column("p95", |row| row.change_p95_ms),
     column("longest", |row| row.change_longest_ms),
 ];
-/// Those of the page, each a line.
+/// The columns of the page, each of which is a line there.
 pub(crate) const PAGE: &[Column<Row>] = COLUMNS.split_at(6).0;
 
 /// A number of Nodes that all change.

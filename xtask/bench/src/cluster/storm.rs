@@ -28,14 +28,14 @@ use xtask_base::run::{self, tool};
 const PORT: u16 = 6444;
 /// The longest wait for all routes.
 const SYNC: Duration = Duration::from_secs(300);
-/// Of so many Nodes one has another address with each of its reports.
+/// A Node out of this many has another address with each of its reports.
 const MOVING: u32 = 100;
 /// The reports that are sent together: 100 pieces of a second.
 const PIECES: u32 = 100;
 /// Placeholders for a Node's address and version, in the text from which its reports are made.
 const ADDRESS_PLACE: &str = "@address@";
 const VERSION_PLACE: &str = "@version@";
-/// The events that a watch may be behind.
+/// The number of events by which a watch may be behind.
 const QUEUE: usize = 1 << 16;
 
 /// The API server: the Nodes as they were at first, and the events since.
@@ -92,7 +92,7 @@ async fn storm(server: &Server, nodes: u32, seconds: u32) -> Result<(u32, Vec<Du
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / PIECES);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
     for second in 0..seconds {
-        // One of the moving Nodes is watched.
+        // The address of a single moving Node is watched.
         let watched = 1 + second * MOVING % nodes;
         let monitor = monitor()?;
         tokio::time::sleep(Duration::from_millis(50)).await;

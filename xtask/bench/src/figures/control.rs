@@ -10,7 +10,7 @@ use crate::statistics::megabytes;
 use crate::table::{digits, grouped, head, row};
 use xtask_base::error::{Error, Result};
 
-/// The run of all contenders, by the number of pods; and the numbers that the README shows.
+/// The run of all contenders, by the number of pods. The constant after it has the numbers that the README shows.
 const CONTROL: &str = "control.json";
 const PODS: [u32; 2] = [100, 1000];
 
@@ -29,7 +29,7 @@ const CONTENDERS: [(&str, &str); 5] = [
     ("peer-nftables", "reference 1.9.1, nftables"),
     ("peer-iptables", "reference 1.9.1, iptables"),
 ];
-/// Those of the README, and those with rules of others.
+/// The contenders of the README, and the contenders that are measured next to rules of others.
 const README: [&str; 4] = ["slipway", "slipway-ebpf", "peer-nftables", "peer-iptables"];
 const IPTABLES: [&str; 4] = ["slipway-iptables", "peer-iptables", "slipway", "peer-nftables"];
 

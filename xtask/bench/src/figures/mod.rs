@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the tables of figures in the README, in `docs/reports` and in `docs/reports/cluster.md`, written from the
-//! data in `docs/data`, and measured.
+//! `cargo xtask figures`: the tables of figures in the README and in `docs/reports`, written from the data in
+//! `docs/data`, and measured.
 
 mod burst;
 mod cluster;
@@ -191,8 +191,8 @@ const SECTIONS: [(&str, Section); 9] = [
     ("Many Nodes", cluster::tables),
 ];
 
-/// The report of the runs in a folder: the missed goals, then a section for each question. What was not measured has the
-/// reason in its section.
+/// The report of the runs in a folder: the missed goals, then a section for each question. A section without
+/// measurements states the reason.
 pub(crate) fn report(dir: &Path) -> Result<String> {
     let runs = Runs::read(dir)?;
     let data = Data { dir: dir.to_owned(), runs: &runs, link: "." };

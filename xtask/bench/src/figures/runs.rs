@@ -69,7 +69,8 @@ impl Run {
         &self.command
     }
 
-    /// Measures it with more options, which shows its progress. Then keeps its figures in `dir`, and its entry in the list there.
+    /// Measures the run with more options, with the progress on the terminal. Then keeps the figures in `dir`, and the
+    /// run's entry in the list there.
     pub(crate) fn measure(&self, dir: &Path, more: &[OsString]) -> Result<()> {
         let options = self.options().unwrap_or_default();
         let scratch = workspace::scratch("figures")?;

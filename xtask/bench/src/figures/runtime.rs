@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The tables of the runtime's side.
+//! The tables of the runtime's callers.
 
 use std::fmt::Write as _;
 

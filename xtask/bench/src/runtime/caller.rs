@@ -30,7 +30,7 @@ pub(super) enum Verb {
 /// A caller of one plugin set.
 #[derive(Debug)]
 pub(super) struct Contender {
-    /// Its name in tables.
+    /// The caller's name in tables.
     pub(super) caller: &'static str,
     pub(super) node: Rc<Node>,
     way: Way,
@@ -112,7 +112,7 @@ impl Contender {
         Ok(Self { caller, node: Rc::clone(node), way })
     }
 
-    /// One operation.
+    /// Makes a single operation.
     pub(super) fn call(&mut self, verb: Verb, target: &Target) -> Result<Cost> {
         self.node.enter()?;
         match &mut self.way {
@@ -127,7 +127,7 @@ impl Contender {
         }
     }
 
-    /// One operation on each pod, so many at the same time.
+    /// Makes an operation on each pod, with `callers` of them at the same time.
     pub(super) fn batch(&mut self, verb: Verb, targets: &[Target], callers: usize) -> Result<Batch> {
         self.node.enter()?;
         match &mut self.way {
@@ -152,8 +152,8 @@ impl Contender {
         memory::peak_during(&measured, || self.batch(verb, targets, callers).map(drop))
     }
 
-    /// The peak resident size of the calling process in an ADD and a DEL, traced, or since its start. Without other
-    /// children: a trace waits for all of them.
+    /// The peak resident size of the calling process, traced during an ADD and a DEL, or since its start. Call this
+    /// only if there are no other children, because a trace waits for all of them.
     pub(super) fn own_peak(&mut self, target: &Target) -> Result<u64> {
         self.node.enter()?;
         match &mut self.way {
@@ -246,7 +246,7 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // It ends with its input.
+        // The process ends when its input does.
         drop(self.input.take());
         if let Err(e) = self.child.wait() {
             eprintln!("wait for calls: {e}");

@@ -128,7 +128,7 @@ fn shape(args: &RuntimeArgs) -> String {
 }
 
 impl Run {
-    /// Starts the callers, makes each node's tables, and takes the figures that are no times.
+    /// Starts the callers, makes each node's tables, and takes the figures that are not times.
     fn warm_up(&mut self, own: &Path, cnitool: &Path, programs: &Callers) -> Result<String> {
         let processes = [
             ("slipwayd", Program::Agent(programs.agent.clone())),

@@ -21,7 +21,7 @@ const FIRST_PORT: u16 = 20_000;
 /// A plugin set, its network and its node.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Its name in tables, and the network's.
+    /// The name of the plugin set in tables, and of its network.
     pub(super) name: &'static str,
     pub(super) plugins: PathBuf,
     pub(super) configuration: PathBuf,
@@ -91,8 +91,8 @@ pub(super) fn write(directory: &Path, set: &str, network: &str) -> Result<()> {
     files::rename(&new, &file)
 }
 
-/// Makes so many pods. All contenders use them, so that the number of namespaces does not change between
-/// measurements: the removal of one holds locks for which the next measurement would wait.
+/// Makes this many pods. All contenders share them, so that the number of namespaces does not change between
+/// measurements. Removing a namespace holds locks for which the next measurement would wait.
 pub(super) fn targets(count: u16) -> Result<Vec<Target>> {
     let target = |number: u16| {
         let id = container_id((number + 1).into());

@@ -130,7 +130,7 @@ const BATCH: &[Column<Throughput>] = &[
     column("least pods/s", |of| of.least_pods_per_second),
     column("most", |of| of.most_pods_per_second),
 ];
-/// Those of the page.
+/// The columns of the page.
 pub(crate) const PAGE: &[Column<Throughput>] = BATCH.split_at(5).0;
 
 #[derive(Debug, Default, Serialize, Deserialize)]

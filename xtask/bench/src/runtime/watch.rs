@@ -16,7 +16,7 @@ use xtask_base::error::{Error, Result};
 const DIRECTORY: &str = "/var/lib/net.d/watched";
 /// The time after which a process that does nothing is at rest.
 const REST: Duration = Duration::from_secs(1);
-/// The pause between two changes: the reading of one has ended before the next.
+/// The pause between two changes, so that one change has been read before the next.
 const PAUSE: Duration = Duration::from_millis(25);
 /// The longest wait for a line. The manager reads the directory every ten seconds, also without an event.
 const LIMIT: Duration = Duration::from_secs(15);

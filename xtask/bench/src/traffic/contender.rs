@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name in tables and on the command line.
+    /// The name in tables and on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -104,7 +104,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// Its name in tables and on the command line.
+    /// The name in tables and on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Port => "port",

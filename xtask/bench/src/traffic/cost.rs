@@ -46,7 +46,7 @@ impl Clock {
         Ok(Self { idle: idle()?, own: own()?, begun: Instant::now() })
     }
 
-    /// Ends it, after so many operations.
+    /// Ends the span after this many operations.
     pub(super) fn stop(self, operations: f64) -> Result<Spent> {
         let wall = self.begun.elapsed().as_secs_f64();
         let (idle, own) = (idle()?, own()? - self.own);
@@ -85,7 +85,7 @@ fn idle_in(text: &str) -> Option<Idle> {
     Some(Idle { processors: f64::from(u32::try_from(processors).ok()?), free: free / 100.0 })
 }
 
-/// `cpu0 …`, and not the sum `cpu …`.
+/// True for `cpu0 …`, but not for the sum `cpu …`.
 fn is_processor(line: &str) -> bool {
     line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Proves that the packets went the way of the contender's name.
+//! Proves that the packets took the path that the contender's name says.
 
 use serde_json::Value;
 

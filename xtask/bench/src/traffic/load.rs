@@ -218,7 +218,7 @@ impl Client {
         }
     }
 
-    /// Datagrams of flows that stay from one sample to the next, so that only the first sample has new ones.
+    /// Sends datagrams of flows that continue from one sample to the next, so that only the first sample has new flows.
     fn datagrams(&mut self, to: &Target, time: Duration, size: usize, flows: usize) -> Result<Spent> {
         self.keep_flows(to, flows)?;
         let to = self.flows_to.map_or_else(String::new, |to| to.to_string());
@@ -251,7 +251,7 @@ impl Client {
         clock.stop(count)
     }
 
-    /// Opens a socket for each flow, and has the server reply to it, if there are others yet.
+    /// Opens a socket for each flow and has the server reply to it, unless these flows exist already.
     fn keep_flows(&mut self, to: &Target, flows: usize) -> Result<()> {
         let address = to.addresses.first().copied().unwrap_or(Ipv4Addr::LOCALHOST);
         let to = SocketAddrV4::new(address, to.port);
@@ -293,7 +293,7 @@ impl Client {
 
     fn requests(&mut self, to: &Target, time: Duration) -> Result<Spent> {
         let (mut stream, to) = self.dial(to)?;
-        // One byte is sent, and no more until the reply: it is never delayed.
+        // Nagle's algorithm never delays the byte, because no more is sent until the reply arrives.
         let mut ask_for = |time: Duration| {
             let (begun, mut count) = (Instant::now(), 0_u32);
             while begun.elapsed() < time {

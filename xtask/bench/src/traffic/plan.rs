@@ -18,7 +18,7 @@ pub(super) const INSIDE: u16 = 80;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ports {
     pub(super) first: u16,
-    /// Their number.
+    /// The number of ports.
     pub(super) count: u16,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn pods(ports: u32) -> Result<Vec<Ports>> {
     singles.chain(many).map(ports).collect()
 }
 
-/// The index of the measured pod: the middle one of those with one port. Among rules that are walked in
-/// order, it is the mean of all.
+/// The index of the measured pod, which is in the middle of those with one port. If rules are walked in order, it
+/// stands for the mean of all.
 pub(super) fn measured(attached: usize) -> usize {
     attached.min(SINGLES as usize) / 2
 }

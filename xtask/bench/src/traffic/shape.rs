@@ -49,7 +49,7 @@ struct Line {
 pub(super) enum Place {
     /// Before all others.
     Front,
-    /// After them, as by the plugin.
+    /// After all others, where the plugin itself would add them.
     End,
 }
 
@@ -147,7 +147,7 @@ impl Shape {
             return (pod.ports.first + offset).to_string();
         }
         if self.tool == Tool::Iptables && self.is_own_chain(word) {
-            // Of the same length, 28 characters at most; the last eight differ.
+            // The new word has the same length, at most 28 characters, and differs in the last eight.
             let (kept, _) = word.split_at(word.len().saturating_sub(8));
             return format!("{kept}{:04x}{:04x}", pod.ports.first, number & 0xffff);
         }

@@ -22,7 +22,8 @@ pub(super) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The address of a pod that a veth pair joins to the other host, without a node (RFC 5737).
 pub(super) const JOINED_POD: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 
-/// The addresses to which pods connect. They are many, as masquerade has a limited number of ports for each.
+/// The addresses to which pods connect. There are many of them, because masquerade has a limited number of ports for
+/// each.
 pub(super) fn outside() -> impl Iterator<Item = Ipv4Addr> {
     (1..=250).map(|last| Ipv4Addr::new(198, 51, 100, last))
 }
@@ -36,7 +37,7 @@ pub(super) struct Habits {
     pub(super) congestion: String,
 }
 
-/// A node, and a host for which it is the router. They end with the process.
+/// A node, and a host for which the node is the router. Both end with the process.
 #[derive(Debug)]
 pub(super) struct Space {
     congestion: String,

@@ -14,7 +14,7 @@ use xtask_downloads::debian_root;
 
 /// The suite of the programs.
 pub(super) const SUITE: &str = "trixie";
-/// Their packages; `rpm` is for the tests, too.
+/// The packages of the programs. `rpm` is also for the tests.
 const PACKAGES: [&str; 3] = ["lintian", "rpm", "rpmlint"];
 
 /// Lintian's warnings that stay, with the reasons: lintian(1), in the package itself.

@@ -111,7 +111,7 @@ enum Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Program,
-    /// It stays as the administrator has changed it.
+    /// A file that an upgrade leaves as the administrator has changed it.
     Configuration,
     Documentation,
     Licence,

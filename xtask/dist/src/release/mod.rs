@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for package in files::list(&packages)? {
             files::copy(&package, out.join(package.file_name().unwrap_or_default()))?;
         }
-        // The same for every processor.
+        // The manual is the same for every processor.
         stages.run("manual", |_| manual(&built.share, &version, &out))?;
     }
     stages.run("sources", |_| sources(&version, &out))?;
@@ -137,7 +137,7 @@ fn stale_kernels() -> Result<Vec<String>> {
     Ok(printed.lines().map(str::to_owned).collect())
 }
 
-/// The CHANGELOG's newest entry must be `## [VERSION] - YYYY-MM-DD`; one without text may stand before it.
+/// The CHANGELOG's newest entry must be `## [VERSION] - YYYY-MM-DD`. An entry without text may precede it.
 fn changelog_obstacle(changelog: &str, version: &str) -> Option<String> {
     let mut entries = changelog.split("\n## [").skip(1).peekable();
     entries.next_if(|entry| entry.split_once('\n').is_some_and(|(_, text)| text.trim().is_empty()));
@@ -186,8 +186,8 @@ fn bill(
     Ok(format!("{components} components, {} of them crates that the binary lists", bill.crates.len()))
 }
 
-/// The crates of a binary's own list. Its kinds are of no use: cargo-auditable takes a procedural macro with
-/// tests for a library.
+/// The crates in a binary's own list. The kinds in that list are useless, because cargo-auditable takes a procedural
+/// macro with tests for a library.
 fn listed(list: &Value) -> BTreeSet<String> {
     let packages = list["packages"].as_array().into_iter().flatten();
     packages

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What the generated pages read of Rust sources.
+//! Reads what the generated pages need from Rust sources.
 
 use std::path::Path;
 

@@ -14,7 +14,7 @@ use xtask_base::files;
 #[derive(Debug, PartialEq, Eq)]
 enum Link {
     To(String),
-    /// Its text, and the path from the root.
+    /// The link's text, and the path from the root.
     Text(String),
 }
 

@@ -78,7 +78,7 @@ fn mention(text: &str) -> Option<Mention> {
     if !is_name || command.starts_with('-') {
         return None;
     }
-    // Its commands for pods have two words.
+    // slipwayd's commands for pods have two words.
     let second = words.peek().filter(|_| program == Program::Slipwayd && command == "pod");
     let command = second.map_or(command.to_owned(), |second| format!("{command} {second}"));
     let words = words.take_while(|word| !matches!(*word, "|" | ";" | "&&" | ">"));
@@ -95,7 +95,7 @@ pub(super) fn xtask_knows(mention: &Mention) -> Result<(), Unknown> {
     if command == "help" {
         return Ok(());
     }
-    // The options of a task are declared where the task is; the small xtask only names it.
+    // The options of a task are declared in the crate of the task. The small xtask only names the task.
     let crates = [xtask_dist::command(), crate::command(), xtask_vm::command(), xtask::command()];
     let task = crates.iter().find_map(|tasks| tasks.find_subcommand(command));
     let task = task.ok_or_else(|| Unknown::Task(format!("cargo xtask {command}")))?;

@@ -9,8 +9,8 @@ use super::sources;
 use xtask_base::error::Result;
 use xtask_base::files;
 
-/// The page, in whose tables and sentences a test is `contract::udp::name`, or `cni/kernel: name`. A name alone belongs to the suite
-/// or crate before it.
+/// The page, in whose tables and sentences a test is `contract::udp::name`, or `cni/kernel: name`. A name alone belongs
+/// to the suite or crate before it.
 pub(super) const PAGE: &str = "docs/security.md";
 
 /// The tests of the page that do not exist.

@@ -184,7 +184,7 @@ mod tests {
         let missing = || names(&missing_in(&dir));
         let all = "kube-proxy, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet";
         assert_eq!(missing(), all);
-        // What a killed copy has left is not a program.
+        // The rest of a killed copy does not count as a program.
         fs::write(dir.join("kube-proxy.part"), "half").unwrap();
         assert_eq!(missing(), all);
         fs::write(dir.join("built"), "whole").unwrap();
