@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds the BPF object for the binary to carry: the one that `cargo xtask ebpf` has built, else the committed one.
+//! Finds the BPF object that the binary will carry: the one that `cargo xtask ebpf` has built, or else the committed
+//! one.
 //!
-//! If both were built from other sources than the present ones, the crate is built all the same, and reports at run time
-//! that it has no eBPF backend: BPF programs need a compiler that not everybody has.
+//! If neither was built from the present sources, the crate is built all the same, and reports at run time that it
+//! has no eBPF backend, because building BPF programs needs a compiler that not everybody has.
 
 use std::error::Error;
 use std::fs;
@@ -16,7 +17,7 @@ mod sources;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../..");
-    // A file that cargo watches must exist, or cargo builds this crate each time.
+    // Cargo rebuilds this crate every time if a file that it watches does not exist.
     let built = root.join("target/ebpf");
     let _ = fs::create_dir_all(&built);
     let ebpf = root.join("ebpf");
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(bytes) = built_object(&built, &current).or_else(|| committed_object(&ebpf, &current)) {
         let out = PathBuf::from(std::env::var("OUT_DIR")?);
         fs::write(out.join("slipway.o"), &bytes)?;
-        // An ADD would need a millisecond for it.
+        // Computed here, because it would cost every ADD a millisecond.
         let version: String = Sha256::digest(&bytes).iter().take(8).map(|b| format!("{b:02x}")).collect();
         println!("cargo::rustc-env=SLIPWAY_EBPF_VERSION={version}");
         println!("cargo::rustc-cfg=ebpf_object");

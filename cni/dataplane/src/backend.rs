@@ -46,11 +46,10 @@ impl BackendName {
 /// A container's ports to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortRequest {
-    /// The owner.
     pub attachment: Attachment,
     /// The container's namespace. Once it is gone, the owner is known to be dead.
     pub netns: ContainerNetns,
-    /// The mappings, without overlaps among themselves.
+    /// The mappings, which do not overlap each other.
     pub ports: Vec<PublishedPort>,
     /// The container's addresses with the prefixes of their networks, at most one per family. Packets from that network
     /// to a published port are masqueraded, because otherwise the reply would not pass through the node.
@@ -58,19 +57,18 @@ pub struct PortRequest {
     /// The addresses of the container's other interfaces, with their prefixes. Packets from those networks are
     /// masqueraded as well, because the container would reply through that interface, past the node.
     pub elsewhere: Vec<IpNet>,
-    /// The sources that are masqueraded on the way to the container.
+    /// Which sources are masqueraded on the way to the container.
     pub snat: Snat,
-    /// The treatment of the node's own loopback.
     pub loopback: Loopback,
-    /// Bit of the packet mark, 0 to 31, that is set on packets to a published port between the translation of
-    /// their destination and that of their source.
+    /// The bit of the packet mark, from 0 to 31, that is set on packets to a published port after their destination
+    /// has been translated and until their source is.
     pub mark_bit: u8,
     /// Options of the nftables and eBPF backends.
     pub nftables: NftablesOptions,
     pub iptables: IptablesOptions,
 }
 
-/// The scope of mappings of all of the node's addresses on its loopback, 127/8 and ::1.
+/// Whether a mapping of all of the node's addresses includes its loopback addresses, 127/8 and ::1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Loopback {
     /// Connections to the loopback are translated, too.
@@ -81,14 +79,15 @@ pub enum Loopback {
     Spared,
 }
 
-/// The sources that get an address of the node on the way to a published port.
+/// Which sources are replaced by an address of the node on the way to a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Snat {
-    /// The sources that need it: the container's own network (the container included) and the node's loopback.
+    /// The sources that need it: the container's own network (including the container itself) and the node's
+    /// loopback.
     #[default]
     Needed,
-    /// No source: the container always sees the client's address, but the container itself, its neighbours and the
-    /// node's loopback may get no reply.
+    /// None. The container always sees the client's address, but the container itself, its neighbours and the node's
+    /// loopback may get no reply.
     Never,
     Always,
 }
@@ -96,7 +95,6 @@ pub enum Snat {
 /// A container's addresses to masquerade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MasqueradeRequest {
-    /// The owner.
     pub attachment: Attachment,
     /// The container's namespace. Once it is gone, the owner is known to be dead.
     pub netns: ContainerNetns,
@@ -108,8 +106,8 @@ pub struct MasqueradeRequest {
 }
 
 impl MasqueradeRequest {
-    /// The networks of a family that are exempt from masquerade besides those of the addresses, in canonical form:
-    /// sorted, without overlaps, and with adjacent halves merged.
+    /// The networks of a family to which packets are not masqueraded, apart from those of the addresses. In canonical
+    /// form: sorted, without overlaps, and with adjacent halves merged.
     #[must_use]
     pub(crate) fn exempt_of(&self, family: AddressFamily) -> Vec<IpNet> {
         let of_family: Vec<IpNet> = self
@@ -126,17 +124,13 @@ impl MasqueradeRequest {
     }
 }
 
-/// The objects that an attachment should have: published ports, or masqueraded addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Published ports.
     Ports(PortRequest),
-    /// Masqueraded addresses.
     Masquerade(MasqueradeRequest),
 }
 
 impl Request {
-    /// The owner.
     #[must_use]
     pub fn attachment(&self) -> &Attachment {
         match self {
@@ -153,7 +147,6 @@ impl Request {
         }
     }
 
-    /// The container's addresses with the prefixes of their networks.
     #[must_use]
     pub fn addresses(&self) -> &[IpNet] {
         match self {
@@ -163,7 +156,7 @@ impl Request {
     }
 }
 
-/// Names the first four ports or addresses, and the number of the others.
+/// Names the first four ports or addresses, and how many others there are.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (object, all): (_, Vec<String>) = match self {
@@ -183,11 +176,11 @@ impl fmt::Display for Request {
 /// Which of an attachment's objects a call concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kinds {
-    /// Only published ports.
+    /// Published ports only.
     Ports,
-    /// Only masqueraded addresses.
+    /// Masqueraded addresses only.
     Masquerade,
-    /// Everything that it owns.
+    /// Everything that the attachment owns.
     All,
     /// Everything that the attachment owns if it has published ports, otherwise nothing.
     AllIfPorts,
@@ -207,25 +200,23 @@ impl Kinds {
     }
 }
 
-/// A request to remove what an attachment has. Right hints save the search through all elements; wrong or
-/// missing ones do no harm.
+/// A request to remove what an attachment has. Correct hints save searching all elements; wrong or missing hints do
+/// no harm.
 #[derive(Debug, Clone)]
 pub struct Withdrawal<'a> {
-    /// The owner.
     pub attachment: &'a Attachment,
-    /// The things to remove.
     pub kinds: Kinds,
-    /// Hint: its host ports.
+    /// Hint: the host ports of the attachment.
     pub ports: &'a [HostPorts],
-    /// Hint: its container addresses.
+    /// Hint: the container addresses of the attachment.
     pub addresses: &'a [IpAddr],
-    /// True if the container's namespace is gone, so that nothing has closed its TCP connections. conntrack is then
-    /// searched for the remaining ones as well, which takes milliseconds.
+    /// True if the container's namespace is gone, so nothing has closed its TCP connections. conntrack is then also
+    /// searched for those that remain, which takes milliseconds.
     pub has_vanished: bool,
 }
 
 impl PortRequest {
-    /// True if mappings of the family hold for all of the node's addresses except its loopback.
+    /// True if mappings of the family apply to all of the node's addresses except its loopback addresses.
     #[must_use]
     pub fn spares_loopback(&self, family: AddressFamily) -> bool {
         self.loopback == Loopback::Spared
@@ -253,25 +244,22 @@ impl<'a> Withdrawal<'a> {
 /// A published port in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// The owner; none for an element that was made by hand.
+    /// None for an element that was made by hand.
     pub owner: Option<Owner>,
-    /// The mapping.
     pub port: PublishedPort,
-    /// The backend that serves it; nftables for what the BPF programs leave to it.
+    /// The backend that serves it. Flows that the BPF programs leave to nftables count as nftables.
     pub backend: BackendName,
 }
 
 /// The traffic through a mapping.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Number of flows.
     pub connections: usize,
-    /// Packets and bytes of these flows, both directions together; none where accounting is off.
+    /// Packets and bytes of these flows, both directions together. None if accounting is off.
     pub counted: Option<(u64, u64)>,
 }
 
 impl Traffic {
-    /// Adds a flow.
     pub(crate) fn add(&mut self, counted: Option<(u64, u64)>) {
         self.connections += 1;
         if let Some((packets, bytes)) = counted {
@@ -281,8 +269,8 @@ impl Traffic {
     }
 }
 
-/// Whether an attachment already had ports, or masqueraded addresses, before a call added them. An ADD that fails in a later
-/// step undoes only what it has added itself, because the ports of an earlier ADD serve a running container.
+/// Whether an attachment already had ports, or masqueraded addresses, before a call added them. An ADD that fails in
+/// a later step undoes only what it added itself, because the ports of an earlier ADD serve a running container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     Nothing,
@@ -306,15 +294,15 @@ impl Before {
 /// All calls block, act on the network namespace of the calling thread, and are safe against any number of
 /// processes that do the same.
 pub trait Backend {
-    /// Publishes the ports: all or none. A repetition is not an error, and removes what the request no longer
-    /// names. A port that another attachment of the same container (same ID and namespace) publishes stays
+    /// Publishes all ports or none. Repeating a call is not an error, and removes the ports that the request no
+    /// longer names. A port that another attachment of the same container (same ID and namespace) publishes stays
     /// with that attachment.
     fn publish(&self, request: &PortRequest) -> Result<Before, Error>;
 
-    /// Masquerades the addresses: all or none. A repetition is not an error.
+    /// Masquerades all addresses or none. Repeating a call is not an error.
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<Before, Error>;
 
-    /// Removes what the attachment owns. An attachment that owns nothing is not an error, and causes no write.
+    /// Removes what the attachment owns. If the attachment owns nothing, this succeeds without writing anything.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at
@@ -331,7 +319,7 @@ pub trait Backend {
     /// any longer.
     ///
     /// # Errors
-    /// The first failure, after the rest was removed.
+    /// If something cannot be removed, the rest is removed all the same, and the first error is returned.
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error>;
 
     /// Lists everything that is published on the node, in a stable order.

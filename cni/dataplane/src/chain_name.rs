@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-/// Longest name of a chain, in bytes: `XT_FUNCTION_MAXNAMELEN` less its NUL (`linux/netfilter/x_tables.h`),
-/// and what `iptables` itself accepts.
+/// The longest name of a chain, in bytes: `XT_FUNCTION_MAXNAMELEN` without the NUL (`linux/netfilter/x_tables.h`).
+/// `iptables` itself accepts no longer ones either.
 const CHAIN_MAX: usize = 28;
 
 /// A chain's name that is safe in a rule.
@@ -34,7 +34,7 @@ impl ChainName {
         Self(name.to_owned())
     }
 
-    /// A prefix, and as many digits as fit.
+    /// Makes a name of a prefix and as many digits as fit.
     pub(crate) fn hashed(prefix: &str, digits: &str) -> Self {
         let mut name = format!("{prefix}{digits}");
         name.truncate(CHAIN_MAX);

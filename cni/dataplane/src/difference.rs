@@ -19,7 +19,7 @@ pub enum Difference {
     DamagedChains(&'static str),
     #[error("{element} is missing from map {map}")]
     NoElement {
-        /// The port or address, and its owner.
+        /// The port or address, with its owner.
         element: String,
         map: &'static str,
     },
@@ -27,25 +27,25 @@ pub enum Difference {
     OtherOwner {
         /// The port or address, and the owner that should have it.
         element: String,
-        /// The owner; none for an element that was made by hand.
+        /// The owner of the element that was found, or none if the element was made by hand.
         owner: Option<Box<Owner>>,
-        /// The map, or the set of addresses.
+        /// The map or set that was searched.
         map: &'static str,
     },
     #[error("{element} leads elsewhere in map {map}")]
     OtherTarget {
-        /// The port or address, and its owner.
+        /// The port or address, with its owner.
         element: String,
         map: &'static str,
     },
-    /// A container's packets to other networks keep their source.
+    /// The networks to which a container's packets keep their source are not those of the configuration.
     #[error("{element}: {difference}")]
     Exemption {
-        /// The address, and its owner.
+        /// The address, with its owner.
         element: String,
         difference: ExemptDifference,
     },
-    /// The rules of the iptables backend do not masquerade packets to a network.
+    /// In the chains of the iptables backend, packets to a network keep their source although they should not.
     #[error(transparent)]
     ExemptNetwork(ExemptDifference),
     #[error("chain {chain} of table {table} has {found} rules instead of {expected}")]
@@ -61,7 +61,7 @@ pub enum Difference {
         chain: String,
         container_id: String,
         found: usize,
-        /// The number of its ports.
+        /// The number of the container's ports.
         expected: usize,
     },
     #[error("table {table} has no rule -A {chain} {rule}")]

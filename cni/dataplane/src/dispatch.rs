@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(Debug)]
 pub struct Dataplane {
-    /// None: nftables where the kernel has it, else iptables.
+    /// None means nftables if the kernel has it, and iptables otherwise.
     choice: Option<BackendName>,
     nftables: Nftables,
     iptables: Iptables,
@@ -36,7 +36,8 @@ impl Default for Dataplane {
     }
 }
 
-/// Where an attachment's ports or masqueraded addresses are. The table has those of the nftables and the eBPF backend.
+/// Where an attachment's ports or masqueraded addresses are. Those of the nftables and the eBPF backend are both in
+/// the table.
 enum Holder {
     Table,
     Chains,
@@ -45,8 +46,8 @@ enum Holder {
 }
 
 impl Dataplane {
-    /// Makes new objects with the backend that a configuration chooses: by default nftables where the kernel has it,
-    /// else iptables.
+    /// New objects are made with the backend that the configuration chooses, which by default is nftables if the
+    /// kernel has it, and iptables otherwise.
     #[must_use]
     pub fn new(choice: Option<BackendName>) -> Self {
         Self {
@@ -57,14 +58,14 @@ impl Dataplane {
         }
     }
 
-    /// Sets the treatment of established flows in nftables.
+    /// Sets how established flows are handled in nftables.
     #[must_use]
     pub fn offload(mut self, offload: Offload) -> Self {
         self.nftables = self.nftables.offload(offload);
         self
     }
 
-    /// Sets what an administrator has configured: for the eBPF backend, and when conntrack is searched.
+    /// Sets what an administrator has configured: the settings of the eBPF backend, and when conntrack is searched.
     #[must_use]
     pub fn with_settings(self, settings: Settings, search: FlowSearch) -> Self {
         Self { nftables: self.nftables.flow_search(search), ebpf: over_nftables(settings, search), ..self }
@@ -75,22 +76,23 @@ impl Dataplane {
         Ok(self.flows(listed, 0)?.traffic)
     }
 
-    /// Reads the flows through these mappings, `most` of them at most, and the traffic of all.
+    /// Reads the flows through these mappings, returning at most `most` of them, and the traffic of all.
     pub fn flows(&self, listed: &[Listed], most: usize) -> Result<Flows, Error> {
         let mut all = self.nftables.flows(listed, most)?;
         ebpf::add_traffic(listed, &mut all)?;
         Ok(all)
     }
 
-    /// Prepares the host's end of a new pair, before it is set up, for the BPF programs.
+    /// Prepares the host's end of a new veth pair for the BPF programs, before the link is set up.
     pub fn prepare_link(&self, name: &str) {
         if self.choice == Some(BackendName::Ebpf) {
             self.ebpf.prepare_link(name);
         }
     }
 
-    /// Makes the published ports of a container, in whichever backend they are, match the networks that it has now. For
-    /// a container with ports on one network, after an interface to another network was added or removed.
+    /// Adapts the published ports of a container, in whichever backend they are, to the networks that the container
+    /// has now. Called for a container with ports on one network after an interface to another network was added or
+    /// removed.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses, [`Error::Busy`] if other processes change the ruleset at every attempt.
@@ -123,8 +125,8 @@ impl Dataplane {
         }
     }
 
-    /// Removes what the table has of the attachment. Returns the socket if nothing was removed, for the caller's next
-    /// read.
+    /// Removes what the table has of the attachment. If nothing was removed, returns the socket, so that the caller
+    /// can use it for the next read.
     fn withdraw_from_table(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
         let unused = self.nftables.take_away(withdrawal)?;
         if unused.is_none() {
@@ -133,8 +135,8 @@ impl Dataplane {
         Ok(unused)
     }
 
-    /// Like [`Self::withdraw_from_others`]. If that fails and the attachment had nothing `before`, what was made is
-    /// undone, because an ADD makes all or nothing.
+    /// Like [`Self::withdraw_from_others`]. If that fails and the attachment had nothing `before`, also removes what
+    /// was made, because an ADD makes everything or nothing.
     fn clear_others(
         &self,
         (made, before): (BackendName, Before),
@@ -151,8 +153,8 @@ impl Dataplane {
         Ok(before.or(cleared?))
     }
 
-    /// Removes what an earlier ADD of the same attachment, with another configuration, made in other
-    /// backends. Returns whether there was something.
+    /// Removes what an earlier ADD of the same attachment made in other backends, when its configuration was
+    /// different. Returns whether there was anything.
     fn withdraw_from_others(
         &self,
         made: BackendName,
@@ -189,7 +191,7 @@ impl Dataplane {
         if !elsewhere.reference {
             return Ok(());
         }
-        // Ports and masquerade are in different tables: removing both in one call would save nothing.
+        // Ports and masquerade are in different tables, so removing both in one call would save nothing.
         let kinds = decisive(withdrawal.kinds);
         Reference::find()?.map_or(Ok(()), |found| found.withdraw(withdrawal.attachment, kinds))
     }
@@ -226,7 +228,7 @@ fn decisive(kinds: Kinds) -> Kinds {
 
 impl Backend for Dataplane {
     fn publish(&self, request: &PortRequest) -> Result<Before, Error> {
-        // The socket is closed at once: nothing may be open while a batch is committed.
+        // The socket is closed at once, because none may be open while a batch is committed.
         let Elsewhere { iptables, tables, .. } = Elsewhere::look()?;
         // The iptables backend checks this itself.
         if self.choice != Some(BackendName::Iptables) && iptables {
@@ -248,7 +250,7 @@ impl Backend for Dataplane {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        // A failure does not keep the other backends from being cleared.
+        // A failure must not keep the other backends from being cleared.
         let (withdrawn, session) = match self.withdraw_from_table(withdrawal) {
             Ok(session) => (Ok(()), session),
             Err(error) => (Err(error), None),
@@ -263,8 +265,8 @@ impl Backend for Dataplane {
             Self::withdraw_from_reference(withdrawal, &elsewhere),
         ];
         if elsewhere.iptables || elsewhere.reference {
-            // A migration may have copied the objects into the table after this call looked there. Before it removes
-            // the originals, it checks that they still exist.
+            // A migration may have copied the objects into the table after this call looked there. Before the
+            // migration removes the originals, it checks that they still exist.
             return results
                 .into_iter()
                 .collect::<Result<(), _>>()
@@ -286,7 +288,7 @@ impl Backend for Dataplane {
         match self.holder(&request.attachment, KIND_MASQUERADE)? {
             Holder::Table => self.nftables.check_masquerade(request),
             Holder::Chains => self.iptables.check_masquerade(request),
-            // The reference itself checks no more than this.
+            // The reference plugin checks no more than this either.
             Holder::Reference(_) => Ok(()),
             Holder::None => self.make(|backend| backend.check_masquerade(request)).map(|_| ()),
         }
@@ -314,12 +316,12 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        // A process that may not read the maps lists the ports as those of nftables.
+        // For a process that may not read the maps, all of these ports are listed as those of nftables.
         if let Err(error) = ebpf::name_served(&mut all) {
             log::warn!("read which ports the BPF programs serve: {error}");
         }
         all.sort_by(|a, b| (a.port, &a.owner, a.backend).cmp(&(b.port, &b.owner, b.backend)));
-        // A migrating container is in both backends for a moment.
+        // While a container is being migrated, its ports are in both backends for a moment.
         all.dedup_by(|a, b| (a.port, &a.owner) == (b.port, &b.owner));
         Ok(all)
     }

@@ -7,7 +7,7 @@ use cni_state::documents::{Port, PortOwner, PortOwners};
 use crate::{Listed, Traffic};
 
 impl Listed {
-    /// The port in a document. `owners` gets the attachment that it belongs to.
+    /// The port as it appears in a document. The attachment that it belongs to is added to `owners`.
     #[must_use]
     pub fn document(&self, traffic: Option<Traffic>, owners: &mut PortOwners) -> Port {
         let Self { owner, port, backend } = self;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Chains of other programs that drop forwarded packets unless one of their rules accepts them: which published ports
-//! these chains accept, and the commands that make them accept the packets of containers.
+//! Chains of other programs that drop forwarded packets unless one of their rules accepts them. This module finds out
+//! which published ports these chains accept, and prints the commands that make them accept the packets of
+//! containers.
 
 use std::net::IpAddr;
 
@@ -20,25 +21,24 @@ use crate::{AddressFamily, Backend, Error};
 /// Docker's table where it uses nftables without iptables.
 const DOCKER: &str = "docker-bridges";
 
-/// The form of a chain, on which the commands for it depend.
+/// What kind of chain it is, which decides about the commands for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
-    /// FORWARD of iptables, with Docker's chain for administrators.
+    /// FORWARD of iptables, which jumps to DOCKER-USER, Docker's chain for administrators.
     DockerUser,
-    /// FORWARD of iptables.
+    /// FORWARD of iptables, without Docker's chain.
     Iptables,
     /// A chain of Docker's own table.
     DockerNftables,
-    /// A chain of nft.
+    /// A chain of nftables in any other table.
     Nftables,
-    /// A chain that sees frames of bridges.
+    /// A chain that sees frames forwarded by a bridge.
     Bridge,
 }
 
 /// A chain that drops by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppingChain {
-    /// The chain's name in messages.
     pub name: String,
     pub form: Form,
     admitted: Admitted,
@@ -47,7 +47,7 @@ pub struct DroppingChain {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    /// The program, and the chain for new rules.
+    /// The program to run, and the chain into which rules are inserted.
     Iptables {
         family: AddressFamily,
         program: String,
@@ -98,14 +98,14 @@ impl DroppingChain {
         Self { name, form, admitted, place: Place::Iptables { family, program, chain } }
     }
 
-    /// True if its rules accept connections to published ports of the container with this address.
+    /// True if the chain's rules accept connections to published ports of the container with this address.
     #[must_use]
     pub fn admits(&self, address: IpAddr) -> bool {
         self.admitted.has(address)
     }
 
-    /// The commands after which the packets of containers in these networks pass, as one line for a shell. Without a
-    /// network they let published ports alone pass.
+    /// The commands that make the chain accept packets of containers in these networks, as one line for a shell. If
+    /// no network is given, they let only connections to published ports pass.
     #[must_use]
     pub fn commands(&self, networks: &[IpNet]) -> String {
         let commands = match &self.place {
@@ -196,7 +196,7 @@ fn network_of(to: &Operand) -> Option<IpNet> {
 /// The networks of containers that publish ports or are masqueraded.
 ///
 /// # Errors
-/// nf_tables, addresses of the node or chains of iptables cannot be read.
+/// nf_tables, the node's addresses or the chains of iptables cannot be read.
 pub fn container_networks() -> Result<Vec<IpNet>, Error> {
     let shared = match Session::open().and_then(|session| session.shared_chains()) {
         Err(Error::NoNfTables(_)) => Vec::new(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Our tables as text, for a bug report from a node without nft. Nothing reads it back.
+//! Prints our tables as text, for bug reports from nodes without nft. Nothing reads this text back.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,6 @@ use cni_nftables::{ChainInfo, ElementData, ElementInfo, Family, Socket, TableId,
 use crate::Error;
 use crate::nftables::schema;
 
-/// The tables with our names.
 fn tables() -> [TableId; 2] {
     [schema::table(), TableId::new(Family::Bridge, "slipway")]
 }
@@ -43,8 +42,8 @@ pub fn own_tables() -> Result<String, Error> {
             let elements =
                 elements.map_err(|e| Error::kernel(format!("list map {} of table {id}", set.name), e))?;
             let _written = writeln!(text, "  map {}: {} elements", set.name, elements.len());
-            // Seen ports are left out, because a port scan fills their set. The set's mark, which has a comment, is
-            // printed.
+            // The ports in the set of seen ports are left out, because a port scan can fill that set. Its mark is
+            // printed, because that element has a comment.
             let is_port =
                 |element: &&ElementInfo| set.name == schema::udp_flows::SET && element.comment.is_none();
             for element in elements.iter().filter(|element| !is_port(element)) {

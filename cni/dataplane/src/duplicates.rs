@@ -2,9 +2,9 @@
 
 //! kubenet's guard against duplicates from a promiscuous bridge.
 //!
-//! A promiscuous bridge passes every frame between two pods to the node's stack as well. With br_netfilter, older
-//! kernels take the copy for the node's own and route it: it leaves with the bridge's MAC address and the pod's IP
-//! address, and the other pod gets the packet twice. Linux 6.18 drops the copy itself.
+//! A promiscuous bridge also passes every frame between two pods to the node's stack. With br_netfilter, older
+//! kernels mistake this copy for a packet to the node and route it, so it leaves with the bridge's MAC address and
+//! the pod's IP address, and the other pod gets the packet twice. Since Linux 6.18, the kernel drops the copy itself.
 //!
 //! ```text
 //! table bridge slipway-kubenet {
@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! The gateway's own packets pass, and with them a pod's packets to itself by way of a Service, which
-//! kube-proxy masquerades. kubelet keeps the same rules in ebtables' chain `KUBE-DEDUP`.
+//! The gateway's own packets pass. So do packets that a pod sends to itself through a Service, because kube-proxy
+//! masquerades them. kubelet has the same rules in the chain `KUBE-DEDUP` of ebtables.
 
 use std::net::IpAddr;
 
@@ -60,12 +60,12 @@ fn rule(bridge: Mac, subnet: &Subnet) -> Vec<Stmt> {
     ]
 }
 
-/// The values of a rule, by which the rule is recognised.
+/// The MAC address and the subnet of a rule, as the comment by which the rule is recognised.
 fn comment(bridge: Mac, subnet: &Subnet) -> String {
     format!("{bridge} {} {}", subnet.net, subnet.gateway)
 }
 
-/// The whole table. The chain is emptied first, which removes the rules of another bridge or subnet.
+/// Makes the whole table. The chain is flushed first, which removes the rules for another bridge or subnet.
 fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
     let t = table();
     let mut batch = Transaction::new();
@@ -80,7 +80,7 @@ fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
     batch
 }
 
-/// Drops the duplicates of a bridge with this MAC address and these subnets, and only those. Changes nothing if these
+/// Drops the duplicates of a bridge with this MAC address and these subnets, and no others. Changes nothing if the
 /// rules are already in place.
 pub fn guard(bridge: Mac, subnets: &[Subnet]) -> Result<(), Error> {
     let table = OwnedTable::open(DEFINITION)?;
@@ -108,13 +108,13 @@ pub fn release() -> Result<(), Error> {
     }))
 }
 
-/// True if there is a guard.
+/// True if the guard is in place.
 pub(crate) fn is_present() -> Result<bool, Error> {
     unless_no_nf_tables(OwnedTable::open(DEFINITION).and_then(|table| exists(&table)))
 }
 
 fn exists(table: &OwnedTable) -> Result<bool, Error> {
-    // A kernel may have nf_tables, but not for bridges.
+    // A kernel may have nf_tables without support for bridges.
     Ok(table.info()?.is_some() && table.schema()?.is_some())
 }
 

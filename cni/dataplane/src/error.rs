@@ -23,13 +23,13 @@ pub enum Error {
     /// The port or address is taken by an element without an owner's comment.
     #[error("{what} is taken by an element of {place} without an owner: remove it by hand")]
     ConflictUnowned { what: String, place: String },
-    /// A chain of iptables, for which no attachment is recorded, has the port.
+    /// The port belongs to a chain of iptables for which no attachment is recorded.
     #[error("{what} is taken by {by}")]
     Taken {
         what: String,
-        /// The chain's owner, as far as its comments name it.
+        /// The chain's owner, as far as the chain's comments name it.
         by: String,
-        /// The command that frees the port; empty if the chain's name cannot be part of a command.
+        /// The command that frees the port, or empty if the chain's name cannot be part of a command.
         command: String,
     },
     /// Another program holds the lock of the legacy tools of iptables.
@@ -41,7 +41,7 @@ pub enum Error {
         /// The holder, as the tool prints it.
         holder: String,
     },
-    /// Another process holds the lock on the firewall's rules.
+    /// Another process holds the lock for changes of the firewall's rules.
     #[error("timed out waiting for the firewall lock: {source}")]
     FirewallLocked { source: cni_kernel::lock::LockError },
     /// An iptables tool did not finish in time.
@@ -58,13 +58,12 @@ pub enum Error {
     IptablesFails {
         program: String,
         table: &'static str,
-        /// The text that the tool wrote to standard error.
         complaint: String,
     },
     /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy { operation: String, attempts: u32, millis: u128 },
-    /// Another program made a table with the name of Slipway's.
+    /// Another program made a table with the name of one of Slipway's tables.
     #[error("table {table} was not made by slipway (it has no schema-N chain): rename or delete it")]
     ForeignTable {
         /// Family and name.
@@ -84,7 +83,7 @@ pub enum Error {
     #[error("{key}: {reason}")]
     Condition {
         key: &'static str,
-        /// The cause, with the offending word.
+        /// The reason, which contains the offending word.
         reason: ConditionError,
     },
     #[error("table {table} exists: another `slipway trace` runs; wait for its end")]
@@ -95,7 +94,7 @@ pub enum Error {
     /// CHECK found a difference.
     #[error(transparent)]
     Missing(#[from] Difference),
-    /// A request that no backend can carry out.
+    /// No backend can carry out the request.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// This kernel has no nf_tables, and so Slipway has no table.
@@ -104,10 +103,9 @@ pub enum Error {
     /// The binary has no BPF programs, or this node cannot run them.
     #[error(transparent)]
     NoEbpf(#[from] EbpfLack),
-    /// An operation of the kernel failed.
+    /// A request to the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
-        /// The operation and its object.
         operation: String,
         source: Cause,
     },
@@ -128,7 +126,7 @@ pub enum ConditionError {
     UnknownState(String),
     #[error("a set of states that does not end in }}")]
     OpenStates,
-    /// A set with an interface prefix, which the kernel cannot look up.
+    /// A set that contains an interface prefix, which the kernel cannot look up.
     #[error("\"{0}\": a prefix of a name cannot be in a set")]
     PrefixInSet(String),
     #[error("a set's elements are separated by commas, its end is }}")]
@@ -147,7 +145,7 @@ pub enum ConditionError {
     Number(String),
     #[error(transparent)]
     Ifname(#[from] AttachmentError),
-    /// A name that nft could not read again.
+    /// A name that nft could not read back.
     #[error("\"{0}\" is not the name of an interface")]
     Quotes(String),
     #[error("{0:?} cannot be a word of a rule")]
@@ -159,10 +157,10 @@ pub enum ConditionError {
 /// The reason why no backend can carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The nftables backend does not read the grammar of iptables.
+    /// The nftables backend does not accept conditions in the grammar of iptables.
     #[error("conditions of iptables in a request to nftables")]
     IptablesConditions,
-    /// The iptables backend does not read the grammar of nft.
+    /// The iptables backend does not accept conditions in the grammar of nft.
     #[error("conditions of nftables in a request to iptables")]
     NftablesConditions,
     #[error("{0}: the host's and the container's address differ in family")]
@@ -171,7 +169,7 @@ pub enum RequestError {
     Contradiction(Box<[PublishedPort; 2]>),
 }
 
-/// The reason why nf_tables cannot be used.
+/// Why nf_tables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NfTablesLack {
     /// The kernel refused netfilter's socket or a request as one that it does not support.
@@ -179,17 +177,17 @@ pub enum NfTablesLack {
     Refusal(cni_nftables::Error),
     #[error("this kernel has no nf_tables")]
     Kernel,
-    /// The configuration can name another backend.
+    /// The configuration can choose another backend.
     #[error("this kernel has no nf_tables: use backend \"iptables\"")]
     UseIptables,
 }
 
-/// The reason why this node cannot have the BPF programs.
+/// Why this node cannot have the BPF programs.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfLack {
     #[error("this binary was built without the BPF programs")]
     NotBuilt,
-    /// A real-time kernel preempts the programs.
+    /// On a real-time kernel, the programs can be preempted.
     #[error("the BPF programs do not work on a real-time kernel (PREEMPT_RT)")]
     RealTimeKernel,
     #[error("no BPF program {0}")]
@@ -201,7 +199,7 @@ pub enum EbpfLack {
     OtherNamespace { folder: &'static str },
 }
 
-/// The cause of a failed operation of the kernel, or of a program that reads the kernel's tables.
+/// Why a request to the kernel, or a program that reads the kernel's tables, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     #[error(transparent)]
@@ -218,7 +216,7 @@ pub enum Cause {
     Sysctl(#[from] SysctlError),
     #[error(transparent)]
     Xtables(#[from] XtablesError),
-    /// A tool of iptables failed: what it wrote to standard error.
+    /// A tool of iptables failed; the text is what it wrote to standard error.
     #[error("{0}")]
     Tool(String),
     /// A test of a caller made [`crate::fake::Fake`] fail.
@@ -234,13 +232,13 @@ pub enum Cause {
 pub struct BpfError(pub(crate) String);
 
 impl Error {
-    /// Wraps an error of a lower layer with the operation.
+    /// Wraps an error of a lower layer, together with the operation that failed.
     pub fn kernel(operation: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Kernel { operation: operation.into(), source: source.into() }
     }
 
-    /// The specification's code: 11 if a later attempt may succeed, 7 if the configuration must change, else
-    /// 999.
+    /// The error code of the CNI specification: 11 if a later attempt may succeed, 7 if the configuration must
+    /// change, and 999 otherwise.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {

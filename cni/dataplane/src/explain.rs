@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The lookups that the kernel makes in the table for one packet.
+//! Repeats the lookups that the kernel makes in the table for one packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,12 +12,11 @@ use crate::nftables::session::{OwnedElement, Session};
 use crate::nftables::{conditions as grammar, exempt, network_chains, plan};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 
-/// The first packet of a connection, as far as it is described.
+/// The first packet of a connection, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
     pub protocol: Protocol,
     pub to: SocketAddr,
-    /// The source, if it is given.
     pub from: Option<IpAddr>,
     pub origin: Origin,
 }
@@ -25,7 +24,7 @@ pub struct Packet {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     Node,
-    /// Another host or a container; with the link that the packet arrives on, if it is known.
+    /// Another host or a container, with the link on which the packet arrives, if that is known.
     Elsewhere(Option<String>),
 }
 
@@ -33,7 +32,7 @@ pub enum Origin {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
     pub map: &'static str,
-    /// The owner of the element; none if its comment names none.
+    /// None if the element's comment names no owner.
     pub owner: Option<Owner>,
     /// True if the owner is provably dead.
     pub dead: bool,
@@ -50,11 +49,11 @@ pub enum Target {
     Chain(String),
 }
 
-/// The sources that are masqueraded on the way to a container.
+/// Which sources are masqueraded on the way to a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sources {
-    /// Clients in the container's network, which is the first one, in its networks on other interfaces, and the node's
-    /// loopback.
+    /// Clients in the container's network, which is the first in the list, in the networks of its other interfaces,
+    /// and on the node's loopback.
     Of(Vec<IpNet>),
     All,
     None,
@@ -68,8 +67,8 @@ pub enum Truth {
     Unknown,
 }
 
-/// Finds the element that decides about a packet for an address of the node, in the order of the kernel's
-/// lookups.
+/// Finds the element that decides about a packet to an address of the node, by making the lookups in the same order
+/// as the kernel.
 pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [
@@ -83,7 +82,7 @@ pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Erro
     first_of(&maps, protocol, to)
 }
 
-/// Finds the element that translates a packet after a container's own chain has accepted it.
+/// Finds the element that translates a packet after the rules in a container's own chain have accepted it.
 pub fn translation(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [Map::HostIps(family), Map::HostIpRanges(family), Map::HostPorts(family), Map::Ranges(family)];
@@ -124,8 +123,8 @@ fn hit(session: &Session, held: OwnedElement, port: u16) -> Result<Option<Hit>, 
     Ok(Some(Hit { map: held.map.name(), owner: held.owner, dead, host, target }))
 }
 
-/// Finds the sources that are masqueraded on the way to a published port of the container; none if it has no
-/// published port.
+/// Finds the sources that are masqueraded on the way to a published port of the container. None if the container has
+/// no published port.
 pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
     let (session, family) = (Session::open()?, AddressFamily::of(container));
     if session.get(Map::Published(family), &[Value::address(container)])?.is_none() {
@@ -142,14 +141,14 @@ pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> 
     }))
 }
 
-/// The masquerade of packets from an address.
+/// How packets from an address are masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Masquerade {
-    /// The container's network, which packets must leave.
+    /// The container's network. Packets within it are not masqueraded.
     pub network: IpNet,
     /// The network of `nonMasqueradeCIDRs` that contains the destination.
     pub exempt: Option<IpNet>,
-    /// The owner of the element; none if its comment names none.
+    /// None if the element's comment names no owner.
     pub owner: Option<Owner>,
     /// The chain that the address leads to.
     pub chain: String,
@@ -170,7 +169,7 @@ pub fn masqueraded_from(source: IpAddr, to: IpAddr) -> Result<Option<Masquerade>
     Ok(Some(Masquerade { network, exempt, owner: held.owner, chain: found.name() }))
 }
 
-/// Evaluates the conditions of a container for a packet. Returns each as nft writes it, with its result.
+/// Evaluates a container's conditions for a packet. Returns each condition as nft writes it, with its result.
 pub fn conditions(texts: &[String], packet: &Packet) -> Result<Vec<(String, Truth)>, Error> {
     let stmts = grammar::parse(texts, AddressFamily::of(packet.to.ip()))?;
     Ok(stmts.iter().map(|stmt| (stmt.to_string(), holds(stmt, packet))).collect())
@@ -197,7 +196,7 @@ fn holds(stmt: &Stmt, packet: &Packet) -> Truth {
 fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
     let value = match value(field, packet) {
         Ok(Some(value)) => value,
-        // A missing field ends the rule, whatever it is compared with.
+        // A rule ends at a field that the packet does not have, whatever the field is compared with.
         Ok(None) => return Truth::No,
         Err(NotGiven) => return Truth::Unknown,
     };
@@ -220,10 +219,10 @@ fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
     }
 }
 
-/// The description of the packet does not give the field.
+/// The packet's description does not include the field.
 struct NotGiven;
 
-/// A field of a packet; none if it has no such field.
+/// A field of a packet. None if such a packet has no such field.
 fn value(field: Field, packet: &Packet) -> Result<Option<Value>, NotGiven> {
     let port = |protocol| Ok((packet.protocol == protocol).then_some(Value::Port(packet.to.port())));
     /// `RTN_UNICAST` (`linux/rtnetlink.h`): another host's address.
@@ -248,7 +247,7 @@ fn value(field: Field, packet: &Packet) -> Result<Option<Value>, NotGiven> {
     }
 }
 
-/// True if a value is the operand or in it; none if it cannot be compared.
+/// True if the value equals the operand or is contained in it. None if the two cannot be compared.
 fn is_in(value: &Value, to: &Operand) -> Option<bool> {
     match to {
         Operand::Value(Value::IfnamePrefix(begin)) => match value {

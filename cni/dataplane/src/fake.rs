@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A backend that keeps everything in memory, for tests of the code that calls backends.
+//! A backend that keeps everything in memory, for tests of code that calls backends.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,6 @@ use crate::{
     PortRequest, Withdrawal,
 };
 
-/// A backend in memory.
 #[derive(Debug, Default)]
 pub struct Fake {
     state: Mutex<State>,
@@ -33,7 +32,7 @@ impl Fake {
         Self::default()
     }
 
-    /// Makes later calls of this method fail.
+    /// Makes later calls of `method` fail.
     pub fn fail(&self, method: &'static str) {
         self.state().failing = Some(method);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tells the BPF programs about the container behind each link: the MAC address of its interface, without which no packet
-//! is carried to it, and whether another program or filter there has to see each packet.
+//! Tells the BPF programs about the container behind each link: the MAC address of its interface, which they need to
+//! carry packets there, and whether another program or filter on that link has to see every packet.
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use cni_kernel::route::{Hook, Link, LinkKind, RouteError, RouteSocket};
@@ -16,12 +16,12 @@ fn failed(link: &Link) -> impl FnOnce(RouteError) -> Error {
     move |e| Error::kernel(format!("look at the container's end of {name}"), e)
 }
 
-/// Why packets to a container pass the queue of its link; none if they need not.
+/// Why packets to a container must pass the queue of its link, or none if they need not.
 fn reason(socket: &RouteSocket, link: &Link, inside: &Link) -> Result<Option<String>, RouteError> {
     if inside.has_native_xdp {
         return Ok(Some("an XDP program in the container".to_owned()));
     }
-    // Kernels before Linux 6.6 have no tcx.
+    // tcx exists since Linux 6.6.
     if SchedClassifier::query_tcx(&link.name, TcAttachType::Egress)
         .is_ok_and(|(_, programs)| !programs.is_empty())
     {
@@ -32,7 +32,7 @@ fn reason(socket: &RouteSocket, link: &Link, inside: &Link) -> Result<Option<Str
     Ok(other.map(|one| format!("a filter of the kind {} at egress, preference {}", one.kind, one.preference)))
 }
 
-/// Tells the programs about the container at a link. Returns false if nothing is new, or the container is gone.
+/// Records the container at a link for the programs. Returns false if nothing has changed, or the container is gone.
 pub(super) fn write(store: &Store, socket: &RouteSocket, link: &Link) -> Result<bool, Error> {
     let Some(inside) = socket.peer(link).map_err(failed(link))? else { return Ok(false) };
     let Some(mac) = inside.mac else { return Ok(false) };
@@ -40,7 +40,7 @@ pub(super) fn write(store: &Store, socket: &RouteSocket, link: &Link) -> Result<
     store.write_container(link.index, Container { address: mac.0, takes_queue: takes_queue.into() })
 }
 
-/// Looks at all containers' links. Returns true if something has changed.
+/// Checks the links of all containers. Returns true if anything has changed.
 pub(super) fn look(store: &Store) -> Result<bool, Error> {
     let (socket, uplinks) = (links::socket()?, store.uplinks()?);
     let mut has_changed = false;
@@ -52,7 +52,7 @@ pub(super) fn look(store: &Store) -> Result<bool, Error> {
     Ok(has_changed)
 }
 
-/// The containers' links whose queue all packets take, and why.
+/// The containers' links on which all packets pass the queue, and why.
 pub(super) fn with_queue<'a>(
     socket: &RouteSocket,
     all: impl Iterator<Item = &'a Link>,

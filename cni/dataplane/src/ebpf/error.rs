@@ -8,7 +8,6 @@ use nix::errno::Errno;
 
 use crate::{BpfError, Error};
 
-/// The failure of an operation.
 pub(super) fn failed(
     operation: impl Into<String>,
     error: impl std::error::Error + Send + Sync + 'static,
@@ -31,7 +30,7 @@ fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     }
 }
 
-/// Adds a hint if the kernel forbids bpf(2) as such, which a bare error number does not explain.
+/// Adds a hint if the kernel forbids bpf(2) altogether, because the error number alone does not say so.
 fn with_hint(text: String, error: Option<Errno>) -> String {
     let hint = match error {
         Some(Errno::EPERM | Errno::EACCES) => {
@@ -44,7 +43,7 @@ fn with_hint(text: String, error: Option<Errno>) -> String {
     format!("{text} ({hint})")
 }
 
-/// Joins the texts of an error and its sources; the last one is the kernel's.
+/// Joins the texts of an error and its sources, of which the last one is the kernel's.
 fn whole(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -14,14 +14,14 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use crate::Error;
 use crate::lock::{self, Mode};
 
-/// The mount point of the BPF file system, by convention of the kernel and of systemd.
+/// Where the kernel's documentation and systemd mount the BPF file system.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
 
-/// The lock of the process that mounts it: a second mount on top would hide the pins in the first.
+/// The lock that is held while mounting, because a second mount on top would hide the pins in the first.
 const LOCK: &str = "bpf-mount.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Checks that a BPF file system can be mounted.
+/// Checks that the mount point exists, which the kernel creates if it has the BPF file system.
 pub(super) fn mountable() -> Result<(), Error> {
     match fs::metadata(FILE_SYSTEM) {
         Ok(_) => Ok(()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The elements of the BPF maps of flows.
+//! How full the BPF maps of flows are.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,14 +12,11 @@ use cni_kernel::bpf_elements::read_elements;
 use super::error;
 use crate::Error;
 
-/// The elements of a BPF map.
+/// The fill of a BPF map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fill {
-    /// The map's name.
     pub map: &'static str,
-    /// The number of its elements.
     pub elements: u32,
-    /// The most that it holds.
     pub max_elements: u32,
 }
 

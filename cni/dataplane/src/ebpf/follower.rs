@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What slipwayd tells the programs: rules about single packets, and the containers' links.
+//! What slipwayd tells the programs: which rules decide about single packets, and what is at the containers' links.
 
 use super::rules::{self, Extent};
 use super::{containers, setup, store};
 use crate::Error;
 
-/// Follows the rules and the containers' links for slipwayd, as long as [`Self::look`] is called.
+/// Keeps the programs informed about rules and containers' links for slipwayd, as long as [`Self::look`] is called.
 #[derive(Debug, Default)]
 pub struct Follower {
     legacy: Vec<u8>,
@@ -14,11 +14,11 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Looks at the containers' links, and reads the rules if `are_other` or if the legacy tables changed. Does nothing
-    /// without the programs. Call it each second.
+    /// Checks the containers' links, and reads the rules if `are_other` is true or the legacy tables have changed.
+    /// Does nothing on a node without the programs. Call this once a second.
     ///
     /// # Errors
-    /// The kernel refuses; the next call tries again.
+    /// [`Error::Kernel`] if the kernel refuses a request. The next call tries again.
     pub fn look(&mut self, are_other: bool) -> Result<(), Error> {
         let Some(store) = setup::find() else {
             self.has_read = false;

@@ -14,7 +14,6 @@ use crate::Error;
 /// A filter of another program that comes before ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignFilter {
-    /// The interface.
     pub link: String,
     /// The hook of tc(8): `ingress` or `egress`.
     pub hook: &'static str,
@@ -25,11 +24,11 @@ pub struct ForeignFilter {
 }
 
 impl ForeignFilter {
-    /// True for a filter as the bandwidth plugin has it, ours or the reference's, which redirects what a container sends to
-    /// the queue that limits it.
+    /// True for a filter like the bandwidth plugin's, ours or the reference's, which redirects the packets that a
+    /// container sends to the queue that limits their rate.
     #[must_use]
     pub fn is_rate_limit(&self) -> bool {
-        // Earlier versions used the last preference.
+        // Earlier versions used the last preference, 0xc000.
         self.hook == "ingress" && self.kind == "u32" && matches!(self.preference, Some(1 | 0xc000))
     }
 }
@@ -44,14 +43,14 @@ impl fmt::Display for ForeignFilter {
     }
 }
 
-/// The number of BPF programs that run before all filters on packets that a link receives.
+/// The number of BPF programs that see the packets that a link receives before any filter does.
 #[must_use]
 pub fn programs_before_filters(link: &str) -> usize {
-    // Kernels before Linux 6.6 have no tcx.
+    // tcx exists since Linux 6.6.
     SchedClassifier::query_tcx(link, TcAttachType::Ingress).map_or(0, |(_, programs)| programs.len())
 }
 
-/// The filters before ours at a link.
+/// The filters and programs that come before ours at a link.
 pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<ForeignFilter>, Error> {
     let mut found = Vec::new();
     for (hook, name, side) in
@@ -59,7 +58,7 @@ pub(super) fn at(socket: &RouteSocket, link: &Link) -> Result<Vec<ForeignFilter>
     {
         let filter =
             |kind, preference| ForeignFilter { link: link.name.clone(), hook: name, kind, preference };
-        // Kernels before Linux 6.6 have no tcx.
+        // tcx exists since Linux 6.6.
         let (_, programs) = SchedClassifier::query_tcx(&link.name, side).unwrap_or_default();
         found.extend(programs.iter().map(|_| filter("tcx".to_owned(), None)));
         let filters = socket.filters(link.index, hook);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The programs at interfaces: filters at both hooks of `clsact`.
+//! The programs at interfaces, which are attached as filters to both hooks of `clsact`.
 //!
-//! A container in use loses the packets that it sends while its link gets its first `clsact`. tcx needs Linux 6.6
-//! instead of `clsact`, and attaching by tcx takes twenty times as long.
+//! When a link gets its first `clsact`, a running container loses the packets that it sends at that moment. tcx,
+//! which needs no `clsact`, exists since Linux 6.6, but attaching by tcx takes twenty times as long.
 
 use std::path::Path;
 
@@ -18,18 +18,19 @@ use super::error;
 use super::store::Store;
 use crate::{Cause, ContainerNetns, Error};
 
-/// The filters' preference, as tc(8) names it: after the others, whose verdict counts. The kernel counts down from 0xc000
-/// for filters that ask for none, and the redirection that limits the rate at which a container sends has the first.
+/// The preference of our filters, in the terms of tc(8). They come last, because the verdicts of the other filters
+/// take precedence. The kernel assigns preferences from 0xc000 downwards to filters that ask for none, and the
+/// redirection that limits the rate at which a container sends has preference 1.
 pub const PREFERENCE: u16 = 0xc34d;
-/// Number of the filter at that preference: one for each hook of an interface.
+/// The number of our filter at that preference. There is one at each hook of an interface.
 const NUMBER: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
 
-/// A link that should have programs and has none.
+/// A link that should have the programs, but does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnservedLink {
     pub name: String,
-    /// The reason, if known.
+    /// The reason, or empty if it is unknown.
     pub why: String,
 }
 
@@ -42,7 +43,7 @@ pub(super) enum Kind {
     UplinkL3,
     /// The host's end of a pod's veth.
     Pod,
-    /// The same, with a queueing discipline that must see all packets.
+    /// The same, with a queueing discipline that must see every packet.
     LimitedPod,
 }
 
@@ -67,11 +68,11 @@ pub(super) fn socket() -> Result<RouteSocket, Error> {
     RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
 }
 
-/// Attaches both programs, or replaces those of another version.
+/// Attaches both programs, or replaces those of another version of Slipway.
 pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), Error> {
     add_clsact(interface)?;
     let (ingress, egress) = kind.programs();
-    // Ingress comes last, so that an interface with it has both.
+    // Ingress is attached last, so that an interface that has it has both.
     for (name, side) in [(egress, TcAttachType::Egress), (ingress, TcAttachType::Ingress)] {
         let attached =
             pinned(&store.path(name)).and_then(|mut program| attach_filter(&mut program, interface, side));
@@ -80,14 +81,14 @@ pub(super) fn attach(store: &Store, interface: &str, kind: Kind) -> Result<(), E
     Ok(())
 }
 
-/// Opens a pinned program. [`SchedClassifier::from_pin`] tries a dozen features of the kernel, by programs and maps
-/// that it loads in each process.
+/// Opens a pinned program. [`SchedClassifier::from_pin`] would probe a dozen kernel features in each process, by
+/// loading programs and maps.
 fn pinned(program: &Path) -> Result<SchedClassifier, ProgramError> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     SchedClassifier::from_program_info(ProgramInfo::from_pin(program)?, name.into())
 }
 
-/// Adds clsact to an interface, unless it has it.
+/// Adds clsact to an interface that does not have it yet.
 pub(super) fn add_clsact(interface: &str) -> Result<(), Error> {
     match tc::qdisc_add_clsact(interface) {
         Ok(()) => Ok(()),
@@ -114,15 +115,15 @@ fn attach_filter(
         }
         attached => attached?,
     };
-    // Dropping the link would detach the program, which has to outlive this process.
+    // Dropping the link would detach the program, but the program has to outlive this process.
     std::mem::forget(classifier.take_link(link)?);
     Ok(())
 }
 
-/// True if an interface has the programs, of any version.
+/// True if an interface has the programs, of any version. A missing interface has none.
 ///
 /// # Errors
-/// [`Error::Kernel`] if the kernel refuses; a missing interface has none.
+/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn has_programs(socket: &RouteSocket, index: u32) -> Result<bool, Error> {
     match socket.program_at(index, PREFERENCE, NUMBER.into()) {
         Ok(found) => Ok(found.is_some()),
@@ -143,10 +144,10 @@ pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
 
 /// Detaches the programs from an interface, which may be gone.
 pub(super) fn detach(interface: &str) {
-    // Ingress first, as above.
+    // Ingress is detached first, for the same reason.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
         if let Ok(filter) = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None) {
-            // Most links have no such filter.
+            // Fails for the many links that have no such filter.
             let _ = filter.detach();
         }
     }
@@ -160,10 +161,10 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
-/// What is at the node's end of a container's interface.
+/// What is on the node's side of a container's interface.
 pub(super) enum HostEnd {
     Link(Link),
-    /// The interface is not a veth, or its other end is elsewhere.
+    /// The interface is not a veth, or its peer is not in this namespace.
     NoVeth,
     /// The container has no such interface, for instance because a DEL is removing it.
     NoInterface(Error),
@@ -183,7 +184,7 @@ pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<HostEnd, 
     let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(HostEnd::NoVeth) };
     let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
     match socket.link_by_index(peer) {
-        // If the other end is in a third namespace, the index belongs to an unrelated link here.
+        // If the peer is in a third namespace, this index belongs to an unrelated link here.
         Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(HostEnd::Link(link)),
         Ok(_) => Ok(HostEnd::NoVeth),
         Err(e) if e.is_not_found() => Ok(HostEnd::NoVeth),

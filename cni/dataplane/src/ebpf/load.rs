@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Loads the programs: once per node and version.
+//! Loads the programs, once per node and version.
 
 use std::io::ErrorKind;
 
@@ -14,13 +14,12 @@ use slipway_ebpf_abi::maps;
 use super::error;
 use crate::{BpfError, Error};
 
-/// Attempts to load a program.
 const ATTEMPTS: usize = 8;
-/// Number of the verifier's last lines in an error.
+/// How many of the verifier's last lines an error shows.
 const LINES: usize = 12;
 
-/// Lifts the limit on locked memory, which BPF's memory counts against before Linux 5.11. If this fails, making the
-/// maps fails.
+/// Lifts the limit on locked memory, against which the memory of BPF counts before Linux 5.11. If this fails,
+/// creating the maps fails as well.
 fn lift_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
@@ -33,7 +32,7 @@ pub(super) fn loader() -> EbpfLoader<'static> {
     loader
 }
 
-/// Checks that this kernel takes an object's programs, with small maps of their own. Nothing stays loaded.
+/// Checks that this kernel accepts an object's programs, using small maps of their own. Nothing stays loaded.
 pub fn try_object(object: &[u8]) -> Result<(), Error> {
     const SMALL: u32 = 64;
     let mut loader = loader();
@@ -51,7 +50,7 @@ pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     let program: &mut SchedClassifier = program.try_into()?;
     for _ in 1..ATTEMPTS {
         match program.load() {
-            // The verifier stops if a signal is pending.
+            // The verifier gives up if a signal is pending.
             Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock => {}
             otherwise => return otherwise,
         }
@@ -59,7 +58,7 @@ pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     program.load()
 }
 
-/// True if another process made the same pin concurrently.
+/// True if another process pinned the same map or program concurrently.
 pub(super) fn is_in_the_way(error: &EbpfError) -> bool {
     match error {
         EbpfError::MapError(MapError::PinError { error, .. }) => pin_exists(error),

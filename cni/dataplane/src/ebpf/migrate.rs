@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Migrates running containers to the programs and away from them: the part of `crate::migrate` at their links.
+//! Moves running containers to the BPF programs and back: the part of `crate::migrate` that concerns their links.
 //!
-//! conntrack has every flow, so no flow has to be moved.
+//! No flow has to be moved, because conntrack keeps every flow.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ use super::store::Store;
 use super::{links, object};
 use crate::{Error, Request};
 
-/// The reason why a container's link does not get the programs.
+/// Why a container's link does not get the programs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error("its interface is not a veth")]
     NoVeth,
-    /// The container has no such interface. Or its network namespace is unknown, and its addresses lead to no link or to
+    /// The container has no such interface. Or its network namespace is unknown, and its addresses match no link or
     /// several.
     #[error("its interface cannot be found")]
     NotFound,
@@ -52,7 +52,7 @@ impl Programs {
         Self { store, finder: LinkFinder::default() }
     }
 
-    /// Finds the link of a container, as [`LinkFinder::link`].
+    /// Finds the link of a container like [`LinkFinder::link`].
     pub(crate) fn link(&self, requests: &[&Request]) -> Result<Link, LinkError> {
         self.finder.link(requests)
     }
@@ -71,15 +71,15 @@ impl Programs {
         setup::attach_link(&self.store, link)
     }
 
-    /// Takes back [`Self::attach`] for a container that was removed concurrently.
+    /// Undoes [`Self::attach`] for a container that was removed concurrently.
     pub(crate) fn detach(&self, link: &Link) {
         links::detach(&link.name);
     }
 
-    /// Detaches the BPF programs from containers' links, so that netfilter alone serves them.
+    /// Detaches the BPF programs from containers' links, so that only netfilter serves these containers.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if a link cannot be read; another call continues.
+    /// [`Error::Kernel`] if a link cannot be read. Another call continues where this one ended.
     pub(crate) fn withdraw(&self, requests: &[&Request]) -> Result<(), Error> {
         for request in requests {
             match self.link(&[*request]) {
@@ -92,10 +92,10 @@ impl Programs {
     }
 }
 
-/// Finds the links of containers by their namespace, or by their addresses if it is unknown.
+/// Finds the links of containers by their namespace or, if that is unknown, by their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFinder {
-    /// The host ends of veths, by the addresses of the other ends.
+    /// The host ends of veths, by the addresses of their peers.
     by_address: OnceCell<BTreeMap<IpAddr, Vec<Link>>>,
 }
 
@@ -108,18 +108,18 @@ impl LinkFinder {
             return match links::host_end(netns, first.attachment().ifname())? {
                 HostEnd::Link(link) => Ok(link),
                 HostEnd::NoVeth => Err(LinkError::NoVeth),
-                // The container may be deleted meanwhile, which must not keep the others from moving.
+                // The container may have been deleted meanwhile, which must not keep the others from being moved.
                 HostEnd::NoInterface(_) => Err(LinkError::NotFound),
             };
         }
         self.by_addresses(requests)?.ok_or(LinkError::NotFound)
     }
 
-    /// The only veth whose other end has one of the addresses.
+    /// The only veth whose peer has one of the addresses.
     fn by_addresses(&self, requests: &[&Request]) -> Result<Option<Link>, Error> {
         if self.by_address.get().is_none() {
             let read = Self::read().map_err(|e| Error::kernel("look for the links of containers", e))?;
-            // Nobody else has set the cell, because there is only this thread.
+            // Cannot fail, because only this thread uses the cell.
             let _ = self.by_address.set(read);
         }
         let Some(by_address) = self.by_address.get() else { return Ok(None) };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The eBPF backend: nftables with BPF programs on top, which carry the flows that netfilter has checked.
+//! The eBPF backend: nftables, with BPF programs on top that carry flows which netfilter has already checked.
 //!
-//! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds the
-//! object, and the binary carries it. A binary without the object has no such backend.
+//! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds the object,
+//! and the object is embedded in the binary. A binary without the object has no eBPF backend.
 //!
-//! The nftables table has every published port and masquerade. The programs learn from the packets that come out of the
-//! kernel's stack, so user space writes no ports and addresses: it attaches the programs, and increments the
-//! epoch when rules may have changed. A link without the programs loses nothing but speed.
+//! The nftables table contains every published port and masquerade. The programs learn flows from the packets that
+//! come out of the kernel's stack, so user space writes no ports or addresses: it only attaches the programs, and
+//! increments the epoch when rules may have changed. A link without the programs loses nothing but speed.
 
 mod conntrack;
 mod containers;
@@ -53,12 +53,13 @@ pub use slipway_ebpf_abi::Counter;
 pub(crate) use traffic::{add_traffic, name_served};
 pub use udp_gro::{Merging, merging, switch_merging};
 
-/// The counters of the programs, if not zero; none without programs.
+/// The programs' counters that are not zero; empty without programs.
 pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
     setup::find().map_or(Ok(Vec::new()), |store| store.counters())
 }
 
-/// The rules that decide about single packets, and whose flows the programs therefore do not carry; none without programs.
+/// The rules that decide about single packets, so that the programs do not carry the flows that match them; empty
+/// without programs.
 pub fn holding_rules() -> Result<Vec<HoldingRule>, Error> {
     setup::find().map_or(Ok(Vec::new()), |_| rules::holding())
 }
@@ -71,15 +72,15 @@ pub struct Ebpf {
 }
 
 impl Ebpf {
-    /// Puts the programs on top of nftables, with what an administrator has set.
+    /// Puts the programs on top of nftables, with an administrator's settings.
     #[must_use]
     pub(crate) fn over(nftables: Nftables, settings: Settings) -> Self {
         Self { nftables, settings }
     }
 
-    /// Adds clsact to a link that is not up yet. To one that is up, the kernel adds it under the lock of all network
-    /// configuration while it waits for a grace period (`dev_deactivate`), so concurrent ADDs would wait for each
-    /// other. A failure does not matter, because the programs are attached later.
+    /// Adds clsact to a link that is not up yet. If the link were up, the kernel would add it while holding the lock
+    /// of all network configuration and waiting for a grace period (`dev_deactivate`), so concurrent ADDs would wait
+    /// for each other. A failure does not matter, because the programs are attached later.
     pub(crate) fn prepare_link(&self, name: &str) {
         if store::is_there()
             && let Err(error) = links::add_clsact(name)
@@ -88,8 +89,8 @@ impl Ebpf {
         }
     }
 
-    /// Attaches the programs to an attachment's link. A failure is logged and does not make the ADD fail: nftables
-    /// serves the container already.
+    /// Attaches the programs to an attachment's link. A failure is logged but does not fail the ADD, because nftables
+    /// already serves the container.
     fn carry(&self, attachment: &Attachment, netns: &ContainerNetns) {
         let attached =
             setup::ready(&self.settings).and_then(|store| setup::attach(&store, netns, attachment.ifname()));

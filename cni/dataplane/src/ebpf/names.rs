@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The names of the counters: an interface, in text and JSON.
+//! The names of the counters. Other programs depend on them, in text and JSON.
 
 use slipway_ebpf_abi::Counter;
 
@@ -17,7 +17,7 @@ pub const fn of_counter(counter: Counter) -> &'static str {
     }
 }
 
-/// A counter in words; for one of dropped packets, the reason.
+/// Describes a counter; for a counter of dropped packets, the reason.
 #[must_use]
 pub const fn about_counter(counter: Counter) -> &'static str {
     match counter {

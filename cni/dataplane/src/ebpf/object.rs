@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The BPF programs as this binary carries them.
+//! The BPF programs that are embedded in this binary.
 
 use nix::sys::utsname::uname;
 
 use crate::{EbpfLack, Error};
 
-/// Aligned for the loader.
+/// Aligned as the loader requires.
 #[cfg(ebpf_object)]
 #[repr(C, align(8))]
 struct Aligned<T: ?Sized>(T);
@@ -31,14 +31,14 @@ pub(super) fn of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| EbpfLack::NotBuilt.into())
 }
 
-/// True if the version, as `uname -v` prints it, is that of a kernel with PREEMPT_RT. There, one softirq may preempt
-/// another on the same processor, and the programs of both would use the same scratch memory. This can happen since
-/// Linux 6.18 (without PREEMPT_RT_NEEDS_BH_LOCK); earlier kernels are refused as well.
+/// True if this version, as printed by `uname -v`, belongs to a kernel with PREEMPT_RT. There, one softirq may
+/// preempt another on the same processor, and both would use the same scratch memory of the programs. This can happen
+/// since Linux 6.18 (without PREEMPT_RT_NEEDS_BH_LOCK), but earlier kernels are refused as well.
 fn is_real_time(version: &str) -> bool {
     version.split_whitespace().any(|word| word == "PREEMPT_RT")
 }
 
-/// A digest of the object: the name of this version of the BPF programs.
+/// A digest of the object, which is the name of this version of the BPF programs.
 pub(super) const fn version() -> &'static str {
     #[cfg(ebpf_object)]
     return env!("SLIPWAY_EBPF_VERSION");
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn an_object_is_a_bpf_object() {
-        // Machine 247 is EM_BPF: elf(5), linux/elf-em.h.
+        // Machine 247 is EM_BPF (elf(5), linux/elf-em.h).
         if let Some(object) = object() {
             assert_eq!((&object[..4], object[18]), (&b"\x7fELF"[..], 247));
         }

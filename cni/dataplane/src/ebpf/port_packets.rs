@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets of one port's flows that the BPF programs have carried past netfilter.
+//! Counts the packets to and from one port that the BPF programs have carried past netfilter.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,28 +9,29 @@ use super::setup;
 use super::store::CarriedFlow;
 use crate::{Error, Protocol};
 
-/// Packets of the directions of flows, by the addresses that they come with.
+/// The packets of each direction of a flow, by the source and destination with which they arrive.
 type Packets = HashMap<(SocketAddr, SocketAddr), u64>;
 
-/// The packets of a port's flows, of both directions, that the BPF programs have carried since the start. Those of a
-/// flow between the last look and its end are not among them: a record ends with its flow.
+/// Counts the packets, in both directions, that the BPF programs have carried for a port since the start. Packets
+/// that a flow carries between the last reading and its end are missed, because a flow's record is deleted with the
+/// flow.
 #[derive(Debug)]
 pub struct CarriedPackets {
     protocol: Protocol,
     to: SocketAddr,
-    /// As of the last look.
+    /// The maps at the last reading.
     last: Packets,
     total: u64,
 }
 
 impl CarriedPackets {
-    /// Begins to count; none on a node without the programs.
+    /// Starts counting; none on a node without the programs.
     pub fn start(protocol: Protocol, to: SocketAddr) -> Result<Option<Self>, Error> {
         let now = read(protocol, to)?;
         Ok(now.map(|last| Self { protocol, to, last, total: 0 }))
     }
 
-    /// Reads the maps. Returns the packets since the start.
+    /// Reads the maps, and returns the number of packets since the start.
     pub fn look(&mut self) -> Result<u64, Error> {
         if let Some(now) = read(self.protocol, self.to)? {
             self.add(now);
@@ -40,7 +41,7 @@ impl CarriedPackets {
 
     fn add(&mut self, now: Packets) {
         for (addresses, packets) in &now {
-            // A lower number is of a new record.
+            // A number that has become lower belongs to a new record.
             let earlier = self.last.get(addresses).filter(|last| *last <= packets).copied().unwrap_or(0);
             self.total = self.total.saturating_add(packets - earlier);
         }
@@ -50,7 +51,7 @@ impl CarriedPackets {
 
 fn read(protocol: Protocol, to: SocketAddr) -> Result<Option<Packets>, Error> {
     let Some(store) = setup::find() else { return Ok(None) };
-    // The reverse direction becomes one that comes from where the first one goes to.
+    // The source of replies, after translation, is the destination that clients ask for.
     let is_of =
         |one: &CarriedFlow| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to);
     let all = store.directions()?.into_iter().filter(is_of);
@@ -72,7 +73,7 @@ mod tests {
             (now(&[(1, 5)]), 5),
             (now(&[(1, 7), (2, 3)]), 10),
             (now(&[(2, 3)]), 10),
-            // The first one's port is used again, and the second one's record is a new one.
+            // Another flow reuses the port of the first one, and the second flow has a new record.
             (now(&[(1, 4), (2, 1)]), 15),
         ] {
             counted.add(looked);

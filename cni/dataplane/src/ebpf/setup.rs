@@ -21,9 +21,9 @@ const FIX: &str = "`slipway node setup` attaches them";
 /// The administrator's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Names of the uplinks; empty: they are found by addresses and routes.
+    /// Names of the uplinks. If empty, the uplinks are found by addresses and routes.
     pub uplinks: Vec<String>,
-    /// The size of the maps of flows, two elements for each flow; used once, when they are made.
+    /// The size of the maps of flows, which need two elements for each flow. Used only when the maps are created.
     pub flows: u32,
 }
 
@@ -38,21 +38,22 @@ impl Default for Settings {
 pub struct Status {
     /// True if any version is loaded.
     pub is_set_up: bool,
-    /// True if this binary's version is loaded, and not another one.
+    /// True if the loaded version is the one of this binary.
     pub is_current: bool,
     /// Names of the uplinks with the programs.
     pub uplinks: Vec<String>,
     pub uplinks_without: Vec<UnservedLink>,
-    /// The filters of other programs that come before these.
+    /// The filters of other programs that come before ours.
     pub foreign_filters: Vec<ForeignFilter>,
-    /// The rules that decide about single packets, and whose flows therefore stay with netfilter.
+    /// The rules that decide about single packets, so that the flows that match them stay with netfilter.
     pub holding_rules: Vec<HoldingRule>,
-    /// Containers whose packets all take the queue of their link, because something there has to see each packet.
+    /// Containers for which every packet takes the queue of the link, because something there has to see every
+    /// packet.
     pub containers_with_queue: Vec<UnservedLink>,
     /// Number of containers' links with the programs.
     pub containers: usize,
-    /// Containers' links that lost their programs because those of this version could not be attached. Only the set-up
-    /// knows them.
+    /// Containers' links that lost their programs because those of this version could not be attached. Only the
+    /// set-up can tell.
     pub containers_without: Vec<UnservedLink>,
     /// The counters that are not zero.
     pub counters: Vec<(Counter, u64)>,
@@ -64,8 +65,9 @@ fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
     uplinks::find(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))
 }
 
-/// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its own. If all
-/// are in place, this opens three pinned maps, and sends the kernel one request for each uplink.
+/// Prepares the node for an ADD by setting the programs up if they are missing, or if an uplink has lost its
+/// programs. If everything is in place, this opens three pinned maps and sends the kernel one request for each
+/// uplink.
 pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     let store = Store::own();
     if store.is_whole() {
@@ -86,14 +88,14 @@ pub(super) struct UnservedLinks {
 }
 
 impl UnservedLink {
-    /// A failure to attach the programs, which is logged.
+    /// Logs a failure to attach the programs, and records it.
     fn new(name: &str, error: &Error) -> Self {
         log::warn!("{name} is left to nftables: {error}");
         Self { name: name.to_owned(), why: error.to_string() }
     }
 }
 
-/// True if all listed uplinks have the programs.
+/// True if all uplinks in the list have the programs.
 fn are_whole(store: &Store) -> Result<bool, Error> {
     let socket = socket()?;
     for index in store.uplinks()? {
@@ -104,8 +106,8 @@ fn are_whole(store: &Store) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Loads the programs, and attaches them to the uplinks and to the links of containers that have another version.
-/// Also returns the links to which they could not be attached.
+/// Loads the programs, and attaches them to the uplinks and to the containers' links that have another version. Also
+/// returns the links to which they could not be attached.
 pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Error> {
     let object = object::of_this_binary()?;
     store::refuse_abroad()?;
@@ -117,11 +119,11 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
     let mut left = UnservedLinks::default();
     for (index, Uplink { name, is_ethernet }) in &uplinks {
         let kind = if *is_ethernet { Kind::Uplink } else { Kind::UplinkL3 };
-        // Listed first: if the set-up is killed in between, the next ADD finds an uplink without programs. One that is not
-        // listed would learn nothing.
+        // The uplink is listed first: if the set-up is killed in between, the next ADD finds a listed uplink without
+        // programs and repeats the set-up. An uplink that is not listed would learn no flows.
         store.list_uplink(*index, true)?;
         if let Err(error) = links::attach(&store, name, kind) {
-            // Otherwise each ADD would try again.
+            // Otherwise every ADD would try again.
             store.list_uplink(*index, false)?;
             left.uplinks.push(UnservedLink::new(name, &error));
         }
@@ -150,11 +152,11 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
     Ok((store, left))
 }
 
-/// Loads and attaches the programs, or updates them: new uplinks, another version of the programs.
+/// Loads and attaches the programs. Later calls attach them to new uplinks, or replace another version.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     let (_, left) = set_up(settings)?;
     let mut status = status(settings)?;
-    // The set-up knows the reasons.
+    // Only the set-up knows the reasons.
     for one in &mut status.uplinks_without {
         if let Some(known) = left.uplinks.iter().find(|known| known.name == one.name) {
             one.why.clone_from(&known.why);
@@ -171,7 +173,7 @@ pub(super) fn attach(store: &Store, netns: &ContainerNetns, ifname: &str) -> Res
         HostEnd::NoVeth => return Ok(false),
         HostEnd::NoInterface(error) => return Err(error),
     };
-    // An ADD attaches twice: for masquerade, and for ports.
+    // An ADD calls this twice, for the masquerade and for the ports.
     if !has_programs(&link)? {
         return attach_link(store, &link).map(|()| true);
     }
@@ -197,8 +199,8 @@ pub(super) fn has_programs(link: &Link) -> Result<bool, Error> {
     links::has_programs(&socket()?, link.index)
 }
 
-/// Makes packets to a container pass the queueing discipline at the host end of its link (`index`), because its rate
-/// is about to be limited. A failure is logged.
+/// Makes packets to a container pass the queueing discipline at the host end of its link (`index`), because a rate
+/// limit is about to be set there. A failure is logged.
 pub fn limit_link(index: u32) {
     let limited = || {
         let (store, socket) = (Store::own(), socket()?);
@@ -215,8 +217,8 @@ pub fn limit_link(index: u32) {
     }
 }
 
-/// Makes netfilter check each carried flow again, because rules have changed. A failure is logged: soon the flows are
-/// checked anyway.
+/// Makes netfilter check every carried flow again, because rules have changed. A failure is only logged, because the
+/// flows are checked again soon anyway.
 pub(crate) fn rules_changed() {
     if let Err(error) = store::next_epoch() {
         log::warn!("{error}");
@@ -235,14 +237,14 @@ pub fn served_in_other_namespace() -> Option<Error> {
     store::refuse_abroad().err()
 }
 
-/// Checks that this kernel takes the programs of this binary and can mount a BPF file system. Nothing stays
-/// loaded.
+/// Checks that this kernel accepts the programs of this binary and has a mount point for the BPF file system. Nothing
+/// stays loaded.
 pub fn try_out() -> Result<(), Error> {
     file_system::mountable()?;
     load::try_object(object::of_this_binary()?)
 }
 
-/// Inspects the programs of this node.
+/// Reads the state of the programs on this node.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
     if !store::is_loaded() {
         return Ok(Status::default());
@@ -283,14 +285,14 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     Ok(found)
 }
 
-/// Detaches the programs from all links, and removes them; true if there were any. conntrack has every flow, so none
-/// ends; its settings stay.
+/// Detaches the programs from all links and removes them. Returns true if there were any. No flow ends, because
+/// conntrack has every flow. The sysctls of conntrack stay as they are.
 pub fn teardown_node() -> Result<bool, Error> {
     if !is_there() {
         return Ok(false);
     }
     store::refuse_abroad()?;
-    // A killed process may have attached the program at egress only.
+    // A process that was killed may have attached only the program at egress.
     for link in socket()?.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
         links::detach(&link.name);
     }

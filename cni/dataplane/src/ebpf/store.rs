@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The pins of the programs, a folder for each version: `/sys/fs/bpf/slipway-flows/<version>/<map or program>`.
+//! The pins of the programs. Each version has a folder: `/sys/fs/bpf/slipway-flows/<version>/<map or program>`.
 //!
-//! A new version begins with empty maps: until it has learnt a flow, netfilter serves it.
+//! A new version starts with empty maps. Netfilter handles each flow until the programs have learnt it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,23 +24,22 @@ use super::{error, file_system, load, object};
 use crate::{EbpfLack, Error};
 
 const FOLDER: &str = "/sys/fs/bpf/slipway-flows";
-/// Attempts to load: concurrent first ADDs pin the same maps.
+/// How often loading is attempted, because concurrent first ADDs pin the same maps.
 const ATTEMPTS: usize = 8;
-/// The time to wait for another process that draws the keys of the hash.
+/// How long to wait for another process that is drawing the keys of the hash.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// The program that is pinned last: its pin marks a version as complete.
+/// The program that is pinned last, so that its pin marks a version as complete.
 const LAST: &str = programs::EGRESS_L3;
 
-/// A direction of a flow.
+/// One direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CarriedFlow {
     /// IP protocol number.
     pub(super) protocol: u8,
-    /// Source and destination of its packets as they arrive.
+    /// Source and destination with which its packets arrive.
     pub(super) before: (SocketAddr, SocketAddr),
-    /// The same after translation.
+    /// Source and destination after translation.
     pub(super) after: (SocketAddr, SocketAddr),
-    /// Number of carried packets.
     pub(super) packets: u64,
     /// The bytes of these packets, from the link-layer header on.
     pub(super) bytes: u64,
@@ -51,7 +50,7 @@ impl CarriedFlow {
         let at = |address: A, port: Port| SocketAddr::new(address.into(), port.number());
         let way = &entry.way;
         Self {
-            // The map has TCP and UDP.
+            // Cannot fail, because the map contains only TCP and UDP.
             protocol: u8::try_from(key.protocol).unwrap_or_default(),
             before: (at(key.source, key.source_port), at(key.destination, key.destination_port)),
             after: (at(way.source, way.source_port), at(way.destination, way.destination_port)),
@@ -85,7 +84,7 @@ impl Store {
         entries.map(|entry| Self { folder: entry.path() }).collect()
     }
 
-    /// True if this version is loaded as a whole.
+    /// True if this version is loaded completely.
     pub(super) fn is_whole(&self) -> bool {
         self.path(LAST).exists()
     }
@@ -95,7 +94,7 @@ impl Store {
         self.folder.join(name)
     }
 
-    /// Loads and pins what is missing. `flows` is the size of the maps of flows.
+    /// Loads and pins whatever is missing. `flows` is the size of the maps of flows.
     pub(super) fn load(&self, object: &[u8], flows: u32) -> Result<(), Error> {
         file_system::make(&self.folder)?;
         let mut loader = load::loader();
@@ -105,7 +104,8 @@ impl Store {
         for name in [maps::CARRIED4, maps::CARRIED6] {
             loader.map_max_entries(name, flows);
         }
-        // Records for the processors that there are: the BPF programs count them modulo `PENDING_CPUS`.
+        // Enough records for the processors of this machine, because the BPF programs number them modulo
+        // `PENDING_CPUS`.
         let processors = aya::util::nr_cpus().ok().and_then(|count| u32::try_from(count).ok());
         let processors = processors.map_or(PENDING_CPUS, |count| count.min(PENDING_CPUS));
         for name in [maps::PENDING4, maps::PENDING6] {
@@ -151,8 +151,9 @@ impl Store {
         self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
     }
 
-    /// Draws the keys of the hash, unless another process has already done so. With other keys, the programs would count
-    /// the entries of TCP in other slots, and miss those that exist. So processes that set up at once take turns.
+    /// Draws the keys of the hash, unless another process has already done so. Two different sets of keys would make
+    /// the programs count the TCP entries in other slots and miss the existing ones, so processes that set up
+    /// concurrently take turns.
     fn write_hash_keys(&self) -> Result<(), Error> {
         const WHAT: &str = "write the keys of the BPF programs' hash";
         let failed = |e: MapError| error::failed(WHAT, e);
@@ -162,12 +163,12 @@ impl Store {
         if map.get(&0, 0).map_err(failed)? != [0; KEYS] {
             return Ok(());
         }
-        // The keys are hashes of small numbers, under a key that the operating system has drawn.
+        // The keys are hashes of small numbers, made with a key that the operating system has drawn.
         let state = RandomState::new();
         map.set(0, std::array::from_fn(|index| state.hash_one(index)), 0).map_err(failed)
     }
 
-    /// Records the container at a link. Returns false if nothing is new.
+    /// Records the container at a link. Returns false if the record is already the same.
     pub(super) fn write_container(&self, link: u32, container: Container) -> Result<bool, Error> {
         let failed = |e: MapError| error::failed("write the address of a container's interface", e);
         let name = maps::CONTAINERS;
@@ -179,7 +180,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Records which flows stay with netfilter. Returns false if nothing is new.
+    /// Records which flows stay with netfilter. Returns false if the record is already the same.
     pub(super) fn write_held(&self, flows: u32, ports: &BTreeSet<u32>) -> Result<bool, Error> {
         let failed = |e: MapError| error::failed("write the flows that stay with netfilter", e);
         let name = maps::PORTS;
@@ -189,7 +190,7 @@ impl Store {
             map.insert(port, 1, 0).map_err(failed)?;
         }
         for port in known.difference(ports) {
-            // Another process may have removed it.
+            // Another process may have removed it already.
             let _ = map.remove(port);
         }
         let bits = flows | if ports.is_empty() { 0 } else { maps::HELD_PORTS };
@@ -208,7 +209,7 @@ impl Store {
         self.write_rules_read(maps::GENERATION_AT, generation.into())
     }
 
-    /// True if slipwayd has looked at the rules within some seconds.
+    /// True if slipwayd has read the rules within the last `seconds`.
     pub(super) fn is_followed(&self, seconds: u64) -> Result<bool, Error> {
         let last = self.rules_read(maps::FOLLOWED_AT)?;
         Ok(last != 0 && uptime()?.saturating_sub(last) <= seconds)
@@ -228,7 +229,7 @@ impl Store {
         written.map_err(|e| error::failed("write when the rules were read", e))
     }
 
-    /// Refuses to work from another network namespace: the maps name links by index.
+    /// Refuses to work in another network namespace, because the maps identify links by their index.
     pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
         let home = self.array::<u64>(maps::HOME)?.get(&0, 0);
         let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
@@ -250,7 +251,7 @@ impl Store {
         HashMap::try_from(self.map(name)?).map_err(|e| error::failed(format!("open the BPF map {name}"), e))
     }
 
-    /// Adds an uplink to the list, or removes it.
+    /// Adds an uplink to the list, or removes it from the list.
     pub(super) fn list_uplink(&self, index: u32, is_uplink: bool) -> Result<(), Error> {
         let mut map = self.uplink_map()?;
         let result = if is_uplink { map.insert(index, 1, 0) } else { map.remove(&index) };
@@ -275,7 +276,7 @@ impl Store {
         Ok(Counter::ALL.map(|one| (one, sum(one))).into_iter().filter(|(_, sum)| *sum != 0).collect())
     }
 
-    /// The carried directions of flows of one family.
+    /// The flow directions of one family that are carried.
     fn directions_of<A: Copy + Into<IpAddr>>(&self, name: &str) -> Result<Vec<CarriedFlow>, Error>
     where
         FlowKey<A>: Plain,
@@ -298,26 +299,28 @@ impl Store {
         self.array::<u32>(maps::EPOCH)?.get(&maps::EPOCH_AT, 0).map_err(failed)
     }
 
-    /// True if a set-up is complete. The BPF programs carry nothing before.
+    /// True if the set-up is complete. Until then, the BPF programs carry nothing.
     pub(super) fn is_set_up(&self) -> Result<bool, Error> {
         Ok(self.epoch()? != 0)
     }
 
-    /// Makes the BPF programs begin to carry, or netfilter check each flow again.
+    /// Makes the BPF programs start carrying, or makes netfilter check every flow again.
     pub(super) fn start(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the epoch", e);
-        // A random number: if concurrent processes counted up, the last one could write an earlier number.
+        // The epoch is a random number. If concurrent processes counted up instead, the last one could write a number
+        // that was used before.
         let bytes = RandomState::new().build_hasher().finish().to_ne_bytes();
         let next = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]).max(1);
         self.array::<u32>(maps::EPOCH)?.set(maps::EPOCH_AT, next, 0).map_err(failed)
     }
 
-    /// Makes netfilter check each flow again, if any are carried.
+    /// Makes netfilter check every flow again, if any flows are carried.
     pub(super) fn next_epoch(&self) -> Result<(), Error> {
         if self.is_set_up()? { self.start() } else { Ok(()) }
     }
 
-    /// Removes the pins of other versions. Programs that are attached stay loaded until they are replaced.
+    /// Removes the pins of other versions. Their programs stay loaded, as long as they are attached, until they are
+    /// replaced.
     pub(super) fn remove_others(&self) {
         for other in Self::all().into_iter().filter(|other| other != self) {
             if let Err(e) = fs::remove_dir_all(&other.folder) {
@@ -332,18 +335,18 @@ pub(super) fn is_loaded() -> bool {
     Store::all().iter().any(Store::is_whole)
 }
 
-/// True if any version is on this node; a set-up that failed or was killed may have left a part.
+/// True if there are pins of any version. A set-up that failed or was killed may have left some of them.
 pub(super) fn is_there() -> bool {
     Path::new(FOLDER).is_dir()
 }
 
-/// Refuses to work from another network namespace than the programs' own.
+/// Refuses to work in another network namespace than that of the programs.
 pub(super) fn refuse_abroad() -> Result<(), Error> {
-    // An incomplete version serves nothing.
+    // A version without this pin serves nothing.
     Store::all().iter().filter(|store| store.path(maps::HOME).exists()).try_for_each(Store::refuse_abroad)
 }
 
-/// Makes netfilter check each flow again. Does nothing on a node without the programs.
+/// Makes netfilter check every flow again. Does nothing on a node without the programs.
 pub(super) fn next_epoch() -> Result<(), Error> {
     Store::all().iter().filter(|store| store.path(maps::EPOCH).exists()).try_for_each(Store::next_epoch)
 }

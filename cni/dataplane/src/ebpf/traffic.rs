@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Packets that the programs carried, and the ports of the containers whose links have the programs.
+//! Packets that the programs have carried, and the ports of containers whose links have the programs.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     for link in links::with_programs(&socket)? {
         match Owner::from_comment(&link.alias) {
             Some(owner) => owners.push(owner),
-            // The link is an uplink, or the reference plugins made it for a container. Its other end may be gone.
+            // The link is an uplink, or the reference plugins made it for a container. Its peer may be gone.
             None => addresses.extend(socket.peer_addresses(&link).unwrap_or_default()),
         }
     }
@@ -37,7 +37,7 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the packets that the programs carried to flows that conntrack counts, if it counts.
+/// Adds the packets that the programs have carried to the flows from conntrack, unless conntrack does not count.
 pub(crate) fn add_traffic(listed: &[Listed], all: &mut Flows) -> Result<(), Error> {
     if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
         return Ok(());
@@ -55,7 +55,8 @@ fn add_carried(listed: &[Listed], directions: &[CarriedFlow], all: &mut Flows) {
     let by_ends = all.index();
     for direction in directions {
         let CarriedFlow { protocol, before: asked, after: reached, packets, bytes } = *direction;
-        // Destination, translated destination, client. The reverse direction goes from where the first one goes to.
+        // The destination, the translated destination and the client. The second line is for replies, whose source
+        // after translation is the destination that the client asked for.
         for (asked, reached, client) in [(asked.1, reached.1, asked.0), (reached.0, asked.0, reached.1)] {
             let at = by_container.get(&reached.ip()).into_iter().flatten();
             let leads =
@@ -79,7 +80,7 @@ fn add_carried(listed: &[Listed], directions: &[CarriedFlow], all: &mut Flows) {
     }
 }
 
-/// True if a mapping translates one destination into the other.
+/// True if the mapping translates `asked` into `reached`.
 fn leads(protocol: u8, asked: SocketAddr, reached: SocketAddr, listed: &Listed) -> bool {
     let port = &listed.port;
     let offset = asked.port().wrapping_sub(port.host.first);

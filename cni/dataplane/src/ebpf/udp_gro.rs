@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! UDP GRO forwarding at the uplinks: the kernel merges datagrams of a flow that arrive together, and rules, routes and
-//! BPF programs see them as one packet, which is split again where it leaves, or in the container's socket.
+//! UDP GRO forwarding at the uplinks: the kernel merges datagrams of one flow that arrive together. Rules, routes and
+//! BPF programs then see them as one packet, which is split again where it leaves the node or in the container's
+//! socket.
 
 use cni_kernel::ethtool::{self, FeatureError, Switch, UDP_GRO_FORWARDING};
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
@@ -9,16 +10,15 @@ use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use super::uplinks;
 use crate::Error;
 
-/// A device that receives an uplink's packets, and its state or why there is none.
+/// A device that receives an uplink's packets, with the state of the feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merging {
-    /// The device's name.
     pub link: String,
-    /// The feature's state, or the reason why there is none.
+    /// The feature's state, or the reason why it cannot be read or set.
     pub state: Result<Switch, FeatureError>,
 }
 
-/// Reads the state of each device of the uplinks, which are found as for [`super::Settings::uplinks`].
+/// Reads the state of each uplink's devices. The uplinks are found as for [`super::Settings::uplinks`].
 pub fn merging(uplinks: &[String]) -> Result<Vec<Merging>, Error> {
     each(uplinks, |link| ethtool::feature(link, UDP_GRO_FORWARDING))
 }
@@ -41,8 +41,8 @@ fn each(named: &[String], act: impl Fn(&str) -> Result<Switch, FeatureError>) ->
     Ok(names.into_iter().map(state).collect())
 }
 
-/// The names of the devices that receive the packets of an uplink, which may be a bond, a bridge or a VLAN: packets
-/// are merged where they arrive. A bridge's ports to containers do not count.
+/// The names of the devices that receive an uplink's packets. The uplink may be a bond, a bridge or a VLAN, but
+/// packets are merged where they arrive. A bridge's ports to containers do not count.
 fn devices(links: &[Link], index: u32) -> Vec<String> {
     let Some(link) = links.iter().find(|link| link.index == index) else { return Vec::new() };
     let below: Vec<u32> = match (&link.kind, link.peer) {
@@ -53,7 +53,7 @@ fn devices(links: &[Link], index: u32) -> Vec<String> {
             ports.map(|port| port.index).collect()
         }
     };
-    // Links cannot form a circle: the kernel refuses that.
+    // This recursion ends, because the kernel refuses links that form a cycle.
     match below[..] {
         [] => vec![link.name.clone()],
         _ => below.into_iter().flat_map(|index| devices(links, index)).collect(),

@@ -16,15 +16,15 @@ pub(super) struct Uplink {
     pub(super) is_ethernet: bool,
 }
 
-/// Finds the uplinks, by the index of their interfaces. `named` are the administrator's uplinks; if empty, the
-/// uplinks are found by addresses and routes. A tunnel in `external` mode is not an uplink: the packet's route
-/// decides about the tunnel's remote end, and carried packets have no route.
+/// Finds the uplinks, by the index of their interfaces. `named` are the uplinks that an administrator has named; if
+/// there are none, the uplinks are found by addresses and routes. A tunnel in `external` mode is not an uplink,
+/// because the packet's route decides about the tunnel's remote end, and carried packets have no route.
 pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError> {
     let socket = RouteSocket::open()?;
     let (links, addresses) = (socket.links()?, socket.all_addresses()?);
     let mut default_links = Vec::new();
     for family in AddressFamily::BOTH {
-        // A node without IPv6 refuses to list such routes.
+        // Listing these routes fails on a node without IPv6.
         default_links.extend(RouteSocket::open()?.default_link(family).ok().flatten());
     }
     let chosen = links.into_iter().filter(|link| !link.is_external).filter(|link| {
@@ -37,9 +37,9 @@ pub(super) fn find(named: &[String]) -> Result<BTreeMap<u32, Uplink>, RouteError
     Ok(chosen.map(|link| (link.index, Uplink { name: link.name, is_ethernet: link.mac.is_some() })).collect())
 }
 
-/// True for an interface that has an address of the node and no master: of a bond or a bridge, the master is the
-/// uplink. A bridge counts only if the default route leads there, as containers have bridges, too. The host end of
-/// a container's veth has its owner as its alias.
+/// True for an interface that has an address of the node and no master. The ports of a bond or a bridge do not count,
+/// but their master does. A bridge counts only if the default route leads there, because containers have bridges,
+/// too. The host end of a container's veth is recognised by its alias, which is the container's owner.
 fn is_uplink(link: &Link, addresses: &[Address], is_default: bool) -> bool {
     let mut own = addresses.iter().filter(|address| address.link == link.index && address.global);
     let is_ours = link.kind == LinkKind::Veth && !link.alias.is_empty();

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Chooses the rules where the configuration does not.
+//! Chooses the kind of rules if the configuration does not.
 
 use super::table::FirewallTable;
 use super::{IngressPolicy, Isolator, Means};
 use crate::Error;
 use crate::iptables::filter;
 
-/// The means of a configuration without a backend, on a node where firewalld does not run: the one with rules of
-/// containers, else iptables if it works, else our own table.
+/// The means for a configuration that names no backend, on a node where firewalld does not run: the one that already
+/// has rules of containers, or else iptables if it works, or else our own table.
 ///
-/// Rules of both kinds would be two lists of what is let through, so a kind stays until the last container leaves it.
+/// With rules of both kinds, packets would have to pass two independent lists of what is let through. So the node
+/// keeps one kind until its last container is gone.
 ///
 /// # Errors
 /// nf_tables or the legacy tables cannot be read.
@@ -26,7 +27,7 @@ pub fn default_means() -> Result<Means, Error> {
     Ok(if iptables_works()? { Means::Iptables } else { Means::Nftables })
 }
 
-/// The rules that carry out a policy. With firewalld these are the reference's chains if iptables works.
+/// The kind of rules that carry out a policy. With firewalld, these are the reference's chains if iptables works.
 ///
 /// # Errors
 /// As for [`default_means`].

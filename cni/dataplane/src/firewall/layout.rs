@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The layout of the [table](super::table): its sets, chains and rules, their names, and how an attachment's choices are
-//! encoded in its entry.
+//! The layout of the [table](super::table): its sets, chains and rules with their names, and how an attachment's
+//! choices are encoded in its entry.
 
 use std::net::IpAddr;
 
@@ -66,11 +66,11 @@ pub(super) fn pair_id(set: &str, bridge: &str) -> ElementId {
     ElementId::new(&table(), set, vec![name(), name()])
 }
 
-/// The bit of an entry whose bridge is isolated by the sets of this table although its means has rules elsewhere.
-/// Versions that do not know this bit take the entry for one of a later version.
+/// Set in an entry if this table's sets isolate the bridge although the rules of its means are elsewhere. Versions
+/// that do not know this bit treat the entry as one of a later version.
 pub(super) const BY_SETS: u32 = 1 << 16;
 
-/// The choices of an attachment that are in its entry.
+/// The choices of an attachment, which are stored in its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) means: Means,
@@ -83,7 +83,7 @@ impl Choice {
         Self { means: record.means, policy: record.policy, isolator: record.isolator }
     }
 
-    /// Encodes the choices as one number: the policy in the lowest byte.
+    /// Encodes the choices as one number. The policy is in the lowest byte.
     pub(super) fn encode(self) -> u32 {
         let means = match self.means {
             Means::Nftables => 1,
@@ -128,8 +128,8 @@ impl Choice {
             || (self.isolator == Isolator::Nftables && self.policy != IngressPolicy::Open)
     }
 
-    /// The elements that a bridge needs for this choice, even where chains of iptables isolate the bridge, because
-    /// bridges that this table isolates are kept apart from it as well.
+    /// The elements that a bridge needs for these choices. Even a bridge that chains of iptables isolate needs some,
+    /// because the bridges that this table isolates must be kept apart from it as well.
     pub(super) fn isolation(self, bridge: &str) -> Vec<ElementId> {
         let own = |set: &str| bridge_id(set, bridge);
         match self.policy {
@@ -164,7 +164,7 @@ pub(super) fn bootstrap() -> Transaction {
     batch
 }
 
-/// The sets that tables of earlier versions lack. Adding one that exists changes nothing.
+/// The sets that tables of earlier versions lack. Adding a set that exists changes nothing.
 pub(super) fn newer_sets() -> Transaction {
     let mut batch = Transaction::new();
     for set in [STRICT, LISTED] {
@@ -173,8 +173,8 @@ pub(super) fn newer_sets() -> Transaction {
     batch
 }
 
-/// The rules, whose number does not depend on the containers. An accept ends this chain alone, not those of other
-/// tables.
+/// The rules, whose number does not depend on the number of containers. An accept verdict ends only this chain; the
+/// chains of other tables still see the packet.
 pub(super) fn rules() -> Vec<Vec<Stmt>> {
     let pair = [Field::Iifname, Field::Oifname];
     let known = Stmt::AnyBit {
@@ -182,7 +182,8 @@ pub(super) fn rules() -> Vec<Vec<Stmt>> {
         bits: Value::CtState(Value::CT_ESTABLISHED | Value::CT_RELATED),
     };
     let accept = || Stmt::Verdict(Verdict::Accept);
-    // Packets of both directions of a translated connection match. A translated packet belongs to a published port.
+    // Matches the packets of both directions of a translated connection. Packets whose destination was translated
+    // belong to a published port.
     let translated = || Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_DNAT) };
     let untranslated = || Stmt::Masked {
         field: Field::CtStatus,
@@ -215,7 +216,7 @@ pub(super) fn rules() -> Vec<Vec<Stmt>> {
     ]
 }
 
-/// The chain with its rules, in place of those that are there.
+/// Makes the chain with its rules, and replaces the rules that are there.
 pub(super) fn hook() -> Transaction {
     let t = table();
     let mut batch = Transaction::new();
@@ -271,7 +272,7 @@ mod tests {
                 assert_eq!(Choice::decode(choice.encode()), Some(choice));
             }
         }
-        // As versions before the sets of iptables' means wrote them.
+        // Entries as written by versions that did not have the bit `BY_SETS`.
         let same = |means, isolator| Some(Choice { means, policy: IngressPolicy::SameBridge, isolator });
         assert_eq!(Choice::decode(1 << 8 | 1), same(Means::Nftables, Isolator::Nftables));
         assert_eq!(Choice::decode(3 << 8 | 1), same(Means::Firewalld, Isolator::Iptables));

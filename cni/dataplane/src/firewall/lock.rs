@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The lock for changes of the chains of iptables and the zones of firewalld, which cannot be changed on
-//! condition that the record is still the same. A process that decides by the record what to change there
-//! holds the lock.
+//! The lock for changes of the chains of iptables and the zones of firewalld. Unlike our table, these cannot be
+//! changed on the condition that the record has not changed, so a process that decides by the record what to change
+//! there holds this lock.
 
 use std::time::Duration;
 
@@ -14,11 +14,10 @@ use crate::lock::{self, Mode};
 
 /// The lock's name in the run directory.
 const NAME: &str = "firewall.lock";
-/// Time that an ADD waits: long enough for a hundred containers that are added at once.
+/// How long an ADD waits: long enough for a hundred containers that are added at once.
 const ADD_PATIENCE: Duration = Duration::from_secs(60);
-/// Time that a DEL waits.
 const DEL_PATIENCE: Duration = Duration::from_secs(30);
-/// The risk of changes without the lock.
+/// What may happen if rules are changed without the lock.
 const RISK: &str = "too many or too few rules of the firewall may be left";
 
 /// The right to change what an attachment has, until it is dropped or the process ends.
@@ -28,12 +27,12 @@ pub struct FirewallLock {
 }
 
 impl FirewallLock {
-    /// Takes the lock for an ADD, if it needs one: the kernel refuses batches for our own table that were
-    /// made for another ruleset. Where the lock file cannot be made, no other process has the lock either,
-    /// and the ADD continues.
+    /// Takes the lock for an ADD that needs it. For our own table it is not needed, because the kernel refuses
+    /// batches that were made for another generation of the ruleset. If the lock file cannot be made, no other
+    /// process holds the lock either, and the ADD continues.
     ///
     /// # Errors
-    /// [`Error::FirewallLocked`] if other processes hold the lock for a minute; nothing was changed.
+    /// [`Error::FirewallLocked`] if other processes hold the lock for a minute, in which case nothing was changed.
     /// [`Error::Kernel`] if the record cannot be read.
     pub fn for_add(request: &FirewallRequest) -> Result<Self, Error> {
         let before = held(&request.attachment)?;
@@ -43,14 +42,14 @@ impl FirewallLock {
         Self::or_refuse(lock::take(NAME, Mode::Exclusive, ADD_PATIENCE))
     }
 
-    /// Takes the lock for a DEL or a GC. If other processes hold it for half a minute, the DEL continues
-    /// without it and logs a warning.
+    /// Takes the lock for a DEL or a GC. If other processes hold it for half a minute, logs a warning and continues
+    /// without it.
     #[must_use]
     pub fn for_del() -> Self {
         Self { _lock: lock::or_log(lock::take(NAME, Mode::Exclusive, DEL_PATIENCE), RISK) }
     }
 
-    /// Stands for the lock where only our own table is changed.
+    /// Takes the place of the lock when only our own table is changed.
     #[must_use]
     pub fn not_needed() -> Self {
         Self { _lock: None }
@@ -65,7 +64,7 @@ impl FirewallLock {
 }
 
 impl FirewallRecord {
-    /// True if rules outside our own table may change with it.
+    /// True if the request may change rules outside our own table.
     #[must_use]
     pub fn needs_lock(&self) -> bool {
         self.means != Means::Nftables || self.isolates_in_chains()

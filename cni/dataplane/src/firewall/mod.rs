@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rules of the firewall plugin: they accept packets of containers, and isolate bridges.
+//! The rules of the firewall plugin, which accept packets of containers and isolate bridges.
 //!
-//! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin
-//! makes, and zones of firewalld. The plugin itself calls firewalld over D-Bus; its zones are only recorded
-//! here.
+//! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin makes, and
+//! zones of firewalld. The plugin itself calls firewalld over D-Bus; this module only records the zones.
 
 mod choice;
 pub(crate) mod layout;
@@ -28,43 +27,42 @@ pub use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Error, NfTablesLack, Owner};
 use table::FirewallTable;
 
-/// The means by which packets are accepted.
+/// How the packets of containers are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
     /// A table of our own.
     Nftables,
-    /// The reference's chains.
+    /// The reference plugin's chains.
     Iptables,
-    /// A zone of firewalld, which the plugin changes.
+    /// A zone of firewalld, to which the plugin adds the addresses.
     Firewalld,
 }
 
-/// The rules that isolate a bridge.
+/// Which rules isolate a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolator {
     /// The sets of our own table.
     Nftables,
-    /// The reference's chains, also for containers that firewalld lets through.
+    /// The reference plugin's chains, also for containers that firewalld lets through.
     Iptables,
 }
 
 /// A request for the rules of a container.
 #[derive(Debug, Clone)]
 pub struct FirewallRequest {
-    /// The owner.
     pub attachment: Attachment,
     pub means: Means,
-    /// With firewalld: the zone that the caller adds the addresses to.
+    /// With firewalld, the zone to which the caller adds the addresses.
     pub zone: String,
     /// The container's addresses.
     pub addresses: Vec<IpAddr>,
-    /// The container's bridge; empty if it is unknown. A policy needs it.
+    /// The container's bridge, or empty if it is unknown. Required if there is a policy.
     pub bridge: String,
     /// The policy of the bridge.
     pub policy: IngressPolicy,
     /// The rules that carry out the policy.
     pub isolator: Isolator,
-    /// With iptables: the chain for an administrator's rules.
+    /// With iptables, the chain for an administrator's rules.
     pub admin_chain: ChainName,
 }
 
@@ -73,7 +71,7 @@ pub struct FirewallRequest {
 pub struct FirewallRecord {
     pub owner: Owner,
     pub means: Means,
-    /// The zone of firewalld with its addresses; empty with other means, or if it is unknown.
+    /// The firewalld zone that contains the addresses. Empty with other means, or if it is unknown.
     pub zone: String,
     pub policy: IngressPolicy,
     pub isolator: Isolator,
@@ -89,13 +87,14 @@ impl FirewallRecord {
         self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
     }
 
-    /// True if this is the record that the request leads to. The owner's name in the record may be cut.
+    /// True if the request leads to this record. The owner's names are not compared, because those in the record may
+    /// be cut.
     fn is_for(&self, request: &FirewallRequest) -> bool {
         *self == Self { owner: self.owner.clone(), ..request.held() }
     }
 }
 
-/// The longest name of a zone that is recorded. firewalld allows only far shorter ones.
+/// The longest zone name that is recorded. firewalld allows only much shorter ones.
 const LONGEST_ZONE: usize = 64;
 
 impl FirewallRequest {
@@ -118,15 +117,15 @@ impl FirewallRequest {
         self.policy != IngressPolicy::Open && self.isolator == Isolator::Iptables
     }
 
-    /// The rules of iptables for a family.
+    /// The iptables rules for a family.
     fn filter_plan(&self, family: AddressFamily, isolation: Option<Isolation>) -> FilterPlan {
         let own = filter::of_family(&self.addresses, family);
         let admitted = if self.means == Means::Iptables { own.collect() } else { Vec::new() };
         FilterPlan { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
     }
 
-    /// Calls `work` with the rules of iptables for each family that the request needs; `others` are the
-    /// policies of the bridge's other containers.
+    /// Calls `work` with the iptables rules for each family that the request needs. `others` are the policies that
+    /// the bridge's other containers ask for.
     fn with_iptables(
         &self,
         mut others: Vec<IngressPolicy>,
@@ -144,7 +143,7 @@ impl FirewallRequest {
         families.try_for_each(|family| work(&tools, &self.filter_plan(family, isolation.clone())))
     }
 
-    /// The policies that other containers on the bridge ask for, if the request has one.
+    /// The policies that other containers on the bridge ask for. Empty if the request itself has none.
     fn policies_of_others(&self, table: Option<&FirewallTable>) -> Result<Vec<IngressPolicy>, Error> {
         match table {
             Some(table) if self.isolates_in_chains() => {
@@ -155,12 +154,12 @@ impl FirewallRequest {
     }
 }
 
-/// Accepts the container's packets, and isolates its bridge. A repeated ADD replaces the container's rules,
-/// except zones of firewalld, which are the caller's.
+/// Accepts the container's packets and isolates its bridge. A repeated ADD replaces the container's rules, except for
+/// the zones of firewalld, for which the caller is responsible.
 ///
 /// # Errors
 /// [`Error::NoNfTables`] if the kernel lacks nf_tables and the means is nftables; [`Error::Kernel`],
-/// [`Error::NoIptables`] or [`Error::Busy`] if rules could not be made. [`dismiss`] removes those that were.
+/// [`Error::NoIptables`] or [`Error::Busy`] if rules could not be made. [`dismiss`] removes those that were made.
 pub fn admit(request: &FirewallRequest, lock: &FirewallLock) -> Result<(), Error> {
     let table = FirewallTable::open()?;
     if table.is_none() {
@@ -183,17 +182,17 @@ pub fn admit(request: &FirewallRequest, lock: &FirewallLock) -> Result<(), Error
     request.with_iptables(policies, filter::admit)
 }
 
-/// The use of a bridge by containers without a record.
+/// Whether containers without a record use a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgeUse {
-    /// No other container is on the bridge: rules that no recorded container needs are removed.
+    /// No other container is on the bridge, so rules that no recorded container needs are removed.
     Unused,
-    /// Other containers may be on the bridge: such rules stay.
+    /// Other containers may be on the bridge, so such rules stay.
     Unknown,
 }
 
-/// Removes the attachment's rules: those that are recorded, and those for `addresses`, which the reference
-/// may have made.
+/// Removes the attachment's rules: those in its record, and those for `addresses`, which the reference plugin may
+/// have made.
 ///
 /// # Errors
 /// [`Error::Kernel`], [`Error::NoIptables`] or [`Error::Busy`] if rules could not be removed; the call can be
@@ -222,7 +221,7 @@ pub fn dismiss(
     withdraw(table.as_ref(), &held, bridge_use, lock)
 }
 
-/// The addresses that are not recorded as another attachment's: one that was released may have a new owner.
+/// The addresses that are not recorded for another attachment. A released address may have a new owner by now.
 pub fn own_addresses(owner: AttachmentHash, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     own_among(FirewallTable::open()?.as_ref(), owner, addresses)
 }
@@ -246,18 +245,17 @@ pub fn held(attachment: &Attachment) -> Result<Option<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(None), |table| table.held(AttachmentHash::of(attachment)))
 }
 
-/// True if rules of iptables may accept packets of these addresses. Runs no program.
+/// True if iptables rules may accept packets of these addresses. Runs no program.
 pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
     filter::may_name_any(addresses)
 }
 
-/// True if rules of iptables may isolate a bridge that no recorded attachment needs isolated. Runs no
-/// program.
+/// True if iptables rules may isolate a bridge although no recorded attachment asks for that. Runs no program.
 pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
     Ok(filter::may_isolate(bridge)? && !is_needed(FirewallTable::open()?.as_ref(), bridge)?)
 }
 
-/// True if the kernel has nf_tables, and so can have our own table.
+/// True if the kernel has nf_tables, without which our own table cannot exist.
 pub fn has_nf_tables() -> Result<bool, Error> {
     Ok(FirewallTable::open()?.is_some())
 }
@@ -267,8 +265,8 @@ pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
     Ok(table.list(|_| true)?.into_iter().map(|entry| entry.owner.attachment_hash).collect())
 }
 
-/// Removes the rules first and the record last, so that a killed call can be repeated. The bridge is isolated
-/// as other attachments ask for; not at all only if there are none.
+/// Removes the rules first and the record last, so that a call that was killed can be repeated. The bridge stays
+/// isolated as the other attachments ask for, and is no longer isolated only if there are none.
 fn withdraw(
     table: Option<&FirewallTable>,
     held: &FirewallRecord,
@@ -291,8 +289,8 @@ fn withdraw(
     table.map_or(Ok(()), |table| table.remove(hash))
 }
 
-/// Compares the rules with the request, whichever plugin set made them: a container that the reference
-/// attached has no record. With nftables the record is the rules.
+/// Compares the rules with the request, whichever plugins made them: a container that the reference plugin attached
+/// has no record. With nftables, the record itself makes up the rules.
 pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     let hash = AttachmentHash::of(&request.attachment);
     let Some(table) = FirewallTable::open()? else { return check_iptables(None, request) };
@@ -304,8 +302,8 @@ pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     check_iptables(Some(&table), request)
 }
 
-/// Records a container whose rules the reference made, so that DEL and GC find them. Writes nothing if the
-/// container has a record, or not all of its rules.
+/// Records a container whose rules the reference plugin made, so that DEL and GC find them. Writes nothing if the
+/// container has a record already, or lacks some of its rules.
 pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Error> {
     check(request)?;
     let Some(table) = FirewallTable::open()? else { return Ok(()) };
@@ -314,12 +312,12 @@ pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Erro
         return Ok(());
     }
     table.put(&request.attachment, &request.held())?;
-    // The reference's DEL takes no lock, and may have removed the rules since they were read.
+    // A DEL of the reference plugin takes no lock, and may have removed the rules since they were read.
     check(request).or_else(|gone| table.remove(hash).and(Err(gone)))
 }
 
-/// Compares the record, and all rules, those too that [`check`] does not demand of the reference or an earlier
-/// version: those for published ports.
+/// Compares the record and all rules, including those for published ports, which [`check`] does not demand because
+/// the reference plugin and earlier versions did not make them.
 pub fn check_record(request: &FirewallRequest) -> Result<(), Error> {
     let table = FirewallTable::open()?;
     table.as_ref().map_or(Ok(()), |table| table.check(&request.held()))?;
@@ -330,7 +328,7 @@ fn check_iptables(table: Option<&FirewallTable>, request: &FirewallRequest) -> R
     request.with_iptables(request.policies_of_others(table)?, filter::check)
 }
 
-/// The records of attachments of the network that are not valid. [`forget`] removes them.
+/// The records of the network's attachments that are not in `valid`. [`forget`] removes them.
 pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
     FirewallTable::open()?.map_or(Ok(Vec::new()), |table| table.dead(network, valid))
 }
@@ -340,7 +338,7 @@ pub fn forget(held: &FirewallRecord, bridge_use: BridgeUse, lock: &FirewallLock)
     withdraw(FirewallTable::open()?.as_ref(), held, bridge_use, lock)
 }
 
-/// The bridges that rules of iptables isolate and that no recorded attachment needs isolated.
+/// The bridges that iptables rules isolate although no recorded attachment asks for that.
 pub fn needlessly_separated() -> Result<Vec<String>, Error> {
     let table = FirewallTable::open()?;
     let mut all = Vec::new();
@@ -357,7 +355,7 @@ fn is_needed(table: Option<&FirewallTable>, bridge: &str) -> Result<bool, Error>
     Ok(!policies.is_empty())
 }
 
-/// Removes the rules that isolate a bridge, unless a recorded attachment needs them by now.
+/// Removes the rules that isolate a bridge, unless a recorded attachment asks for them by now.
 pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
     if is_needed(FirewallTable::open()?.as_ref(), bridge)? {
         return Ok(());
@@ -369,7 +367,7 @@ pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
 pub fn status(means: Means, policy: IngressPolicy, isolator: Isolator) -> Result<(), Error> {
     let by_sets = policy != IngressPolicy::Open && isolator == Isolator::Nftables;
     match FirewallTable::open()? {
-        // Rules are recorded whatever their means.
+        // Rules are recorded in the table whatever the means.
         Some(table) => table.try_out(means, policy, isolator)?,
         None if means == Means::Nftables || by_sets => return Err(NfTablesLack::Kernel.into()),
         None => {}

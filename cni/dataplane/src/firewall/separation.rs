@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The rules that keep two bridges apart, for `slipway explain`.
+//! Finds the rules that keep two bridges apart, for `slipway explain`.
 
 use super::layout;
 use super::table::{self, FirewallTable};
@@ -10,9 +10,9 @@ use crate::{AddressFamily, Error};
 /// Rules that drop packets from one link to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Separation {
-    /// The rules, for people.
+    /// Names the rules for people.
     pub by: String,
-    /// True if packets pass whose destination was translated: published ports.
+    /// True if packets with a translated destination, those to published ports, pass all the same.
     pub passes_published: bool,
 }
 
@@ -34,7 +34,7 @@ pub fn between(from: &str, to: &str, family: AddressFamily) -> Result<Option<Sep
     }))
 }
 
-/// True if an administrator has rules in the chain `admin` of the table, which see all forwarded packets.
+/// True if an administrator has rules in the chain `admin` of the table, which all forwarded packets pass.
 ///
 /// # Errors
 /// nf_tables cannot be read.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The table of the firewall plugin: the owner of each container's rules, and with nftables the rules themselves.
+//! The table of the firewall plugin. It records the owner of each container's rules and, with nftables, contains the
+//! rules themselves.
 //!
 //! ```text
 //! table inet slipway-firewall {
@@ -17,8 +18,8 @@
 //! }
 //! ```
 //!
-//! The chains of iptables and the zones of firewalld have no place for an owner. So every attachment has an entry here,
-//! by which DEL and GC find its rules without the configuration.
+//! The chains of iptables and the zones of firewalld cannot store an owner. So every attachment has an entry in this
+//! table, by which DEL and GC find its rules without the configuration.
 
 use std::net::IpAddr;
 
@@ -41,7 +42,7 @@ use crate::{Difference, Error, Owner};
 pub(super) struct Entry {
     pub(super) owner: Owner,
     bridge: String,
-    /// None if a later version wrote the entry.
+    /// None if a later version wrote the entry in a form that is not known here.
     choice: Option<Choice>,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Entry {
 pub(super) struct FirewallTable(OwnedTable);
 
 impl FirewallTable {
-    /// Opens the table; none if the kernel has no nf_tables, and so no record.
+    /// Opens the table. None if the kernel has no nf_tables, in which case nothing is recorded.
     pub(super) fn open() -> Result<Option<Self>, Error> {
         let opened = OwnedTable::open(DEFINITION).and_then(|table| table.generation().map(|_| table));
         unless_no_nf_tables(opened.map(|table| Some(Self(table))))
@@ -59,7 +60,7 @@ impl FirewallTable {
         self.0.element(id)
     }
 
-    /// The parts of the table that an attachment with these choices needs and that are missing.
+    /// Builds the parts of the table that an attachment with these choices needs and that are missing.
     fn missing(&self, choice: Choice) -> Result<Transaction, Error> {
         let mut batch = Transaction::new();
         if self.0.schema()?.is_none() {
@@ -70,7 +71,7 @@ impl FirewallTable {
             || Ok::<_, Error>(self.0.chain(FORWARD)?.is_some_and(|c| c.base == Some(BASE) && c.uses == uses));
         let is_new = !batch.is_empty();
         let hooks = choice.needs_rules() && (is_new || !is_hooked()?);
-        // Complete rules use all sets, so only incomplete ones can lack some.
+        // The rules use all sets, so a table with complete rules lacks none.
         if hooks && !is_new {
             batch.append(self.missing_sets()?);
         }
@@ -98,7 +99,7 @@ impl FirewallTable {
             return Ok(());
         }
         match self.0.socket.dry_run(&missing) {
-            // An ADD has made it meanwhile.
+            // An ADD has made them meanwhile.
             Err(e) if e.is_exists() => Ok(()),
             tried => tried.map_err(|e| Error::kernel(format!("make table {TABLE}"), e)),
         }
@@ -118,7 +119,7 @@ impl FirewallTable {
         self.0.chain(FORWARD).is_ok_and(|chain| chain.is_some_and(|chain| chain.base == Some(BASE)))
     }
 
-    /// The set because of which a packet from one link to another is dropped, unless it was translated.
+    /// The set that makes the rules drop packets from one link to another, unless they were translated.
     pub(super) fn separates(&self, from: &str, to: &str) -> Result<Option<&'static str>, Error> {
         if !self.is_in_force() {
             return Ok(None);
@@ -129,7 +130,7 @@ impl FirewallTable {
         }
         for (of_from, of_to) in [(ISOLATING, ISOLATING), (STRICT, LISTED), (LISTED, STRICT)] {
             if has(&bridge_id(of_from, from))? && has(&bridge_id(of_to, to))? {
-                // The set of the bridge that asks for the separation.
+                // Names the set of the bridge that asks for the separation.
                 return Ok(Some(if of_from == LISTED { of_to } else { of_from }));
             }
         }
@@ -146,7 +147,7 @@ impl FirewallTable {
         for (_, element) in self.address_elements(hash)? {
             addresses.extend(address_of(&element.data));
         }
-        // The zone is lost if the ruleset was loaded from a file of nft.
+        // The zone is lost if the ruleset was loaded from an nft file.
         let zone = found.tlv(TLV_KIND).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let zone = zone.unwrap_or_default().to_owned();
         Ok(Some(FirewallRecord { owner, means, zone, policy, isolator, bridge, addresses }))
@@ -180,13 +181,13 @@ impl FirewallTable {
         }
     }
 
-    /// The choices of the attachments on a bridge, without those of one attachment.
+    /// The choices of the attachments on a bridge, except those of one attachment.
     fn choices(&self, bridge: &str, except: Option<AttachmentHash>) -> Result<Vec<Choice>, Error> {
         let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
         Ok(others.iter().filter(|entry| entry.bridge == bridge).filter_map(|entry| entry.choice).collect())
     }
 
-    /// The policies that attachments ask for on a bridge in the chains of iptables, without those of one attachment.
+    /// The policies that attachments on a bridge ask for in the chains of iptables, except those of one attachment.
     pub(super) fn policies_in_chains(
         &self,
         bridge: &str,
@@ -197,7 +198,7 @@ impl FirewallTable {
         Ok(in_chains.map(|choice| choice.policy).filter(|policy| *policy != IngressPolicy::Open).collect())
     }
 
-    /// Replaces the record of an attachment. With nftables as means its rules are in force from then on.
+    /// Replaces the record of an attachment. With nftables as the means, the rules are in force from then on.
     pub(super) fn put(&self, attachment: &Attachment, wanted: &FirewallRecord) -> Result<(), Error> {
         self.0.transact(&format!("write the firewall's entry of {attachment}"), |_| {
             let mut batch = self.missing(Choice::of(wanted))?;
@@ -233,7 +234,7 @@ impl FirewallTable {
         }
         batch.add_element(entry);
         for id in Choice::of(wanted).isolation(&bridge) {
-            // Containers of one bridge share these elements.
+            // All containers of a bridge share these elements.
             if deleted.contains(&id) || !self.has_shared(&id)? {
                 batch.add_element(Element::new(id));
             }
@@ -241,8 +242,9 @@ impl FirewallTable {
         Ok(())
     }
 
-    /// The elements that a record replaces: the attachment's own, and those of its addresses that name
-    /// another attachment. The other attachment is gone, because otherwise IPAM would not have given out its addresses again.
+    /// The elements that a record replaces: the attachment's own, and those that assign one of its addresses to
+    /// another attachment. That attachment must be gone, because otherwise IPAM would not have given out the address
+    /// again.
     fn replaced(&self, wanted: &FirewallRecord) -> Result<Vec<ElementId>, Error> {
         let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {
@@ -254,7 +256,7 @@ impl FirewallTable {
         Ok(replaced)
     }
 
-    /// The elements of an attachment that exist and that no other attachment needs.
+    /// The existing elements of an attachment that no other attachment needs.
     fn elements_of(&self, hash: AttachmentHash) -> Result<Vec<ElementId>, Error> {
         let Some(held) = self.held(hash)? else { return Ok(Vec::new()) };
         let mut present = vec![attachment_id(hash)];
@@ -277,7 +279,7 @@ impl FirewallTable {
         Ok(present)
     }
 
-    /// True if an element of a bridge exists. Tables of earlier versions lack the newer sets.
+    /// True if an element for a bridge exists. Tables of earlier versions lack the newer sets.
     fn has_shared(&self, id: &ElementId) -> Result<bool, Error> {
         let is_newer = [STRICT, LISTED].contains(&id.set.as_str());
         if is_newer && !self.missing_sets()?.is_empty() {
@@ -324,7 +326,7 @@ impl FirewallTable {
             let owner = Box::new(wanted.owner.clone());
             return Err(Difference::NoRecord { owner, map: ATTACHMENTS, table: TABLE }.into());
         }
-        // Where chains isolate the bridge, earlier versions wrote no such elements.
+        // Earlier versions wrote no such elements for bridges that chains isolate.
         let is_isolated_here = wanted.isolator == Isolator::Nftables;
         for id in Choice::of(wanted).isolation(&wanted.bridge).into_iter().filter(|_| is_isolated_here) {
             if !self.has_shared(&id)? {
@@ -371,11 +373,11 @@ fn address_of(data: &ElementData) -> Option<IpAddr> {
 pub(crate) fn has_rules_of_others() -> Result<bool, Error> {
     let Some(table) = FirewallTable::open()? else { return Ok(false) };
     let uses = |name: &str| Ok::<_, Error>(table.0.chain(name)?.map_or(0, |chain| chain.uses));
-    // Our own rules, where there are any, jump to the chain once.
+    // Our own rules, if they exist, contain one jump to the chain.
     Ok(uses(ADMIN)? > u32::from(uses(FORWARD)? > 0))
 }
 
-/// The owners of entries in the table; none if there is no table.
+/// The owners of the entries in the table. None if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
     let Some(table) = FirewallTable::open()? else { return Ok(None) };
     if table.0.schema()?.is_none() {

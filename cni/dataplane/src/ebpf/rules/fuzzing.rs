@@ -24,8 +24,8 @@ pub fn rule_of_others(expressions: &[u8]) -> impl Debug {
     })
 }
 
-/// A rule of a legacy table: its protocol, the length of the target's data, the data, and the match's data. The names are
-/// those that the input begins with.
+/// A rule of a legacy table: its protocol, the length of the target's data, the target's data, and the match's data.
+/// The input begins with the names of the target and the match.
 pub fn legacy_rule(bytes: &[u8]) -> Option<impl Debug> {
     let (protocol, rest) = bytes.split_first()?;
     let mut parts = rest.splitn(3, |byte| *byte == 0);

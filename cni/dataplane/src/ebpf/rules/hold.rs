@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The flows to which a rule can apply, and what of the rule decides about each packet.
+//! The flows to which a rule can apply, and what in the rule decides about each packet separately.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use slipway_ebpf_abi::{IPPROTO_TCP, IPPROTO_UDP, Port};
 
 const PROTOCOLS: [u8; 2] = [IPPROTO_TCP, IPPROTO_UDP];
 
-/// The kinds of flows that may match a rule as far as it was read: families times protocols.
+/// The kinds of flows, each a family and a protocol, that may match a rule as far as it has been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flows(u32);
 
@@ -69,14 +69,14 @@ pub(super) struct Hold {
     pub(super) port: Option<u16>,
 }
 
-/// The place of a rule that keeps flows with netfilter, for people.
+/// A rule that keeps flows with netfilter, described for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldingRule {
     /// Where the rule is, in the words of the tool that lists it.
     pub rule: String,
     /// The expression that can differ from packet to packet.
     pub what: String,
-    /// The flows that are not carried because of it.
+    /// The flows that are not carried because of this rule.
     pub flows: String,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Held {
     pub(super) rules: Vec<HoldingRule>,
 }
 
-/// The most rules that are listed.
+/// How many rules are listed at most.
 const MOST_RULES: usize = 50;
 
 impl Held {
@@ -111,7 +111,7 @@ impl Held {
     }
 }
 
-/// Flows in words: `UDP over IPv4 with port 53`.
+/// Describes flows in words: `UDP over IPv4 with port 53`.
 fn words(flows: Flows, port: Option<u16>) -> String {
     let protocols = match PROTOCOLS.map(|protocol| flows.has(protocol)) {
         [true, true] => "all flows",

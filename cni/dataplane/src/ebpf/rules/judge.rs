@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Decides whether a rule of nf_tables judges each packet by itself. It reads the encoded expressions as the kernel sends
-//! them, because [`cni_nftables`] has no words for all of them.
+//! Decides whether a rule of nf_tables can give different results for the packets of one flow. The encoded
+//! expressions are read as the kernel sends them, because [`cni_nftables`] cannot represent all of them.
 //!
-//! Expressions that are known to give one result for a whole flow are listed here. A rule with any other expression keeps
-//! the flows to which it can apply with netfilter.
+//! This module lists the expressions that are known to give one result for a whole flow. A rule with any other
+//! expression keeps the flows to which it can apply with netfilter.
+//!
 //! The programs carry TCP segments with ACK and without SYN, FIN and RST, and UDP datagrams, but no fragments and no
-//! packets with IP options or extension headers. Numbers are those of `linux/netfilter/nf_tables.h`.
+//! packets with IP options or extension headers. All numbers are from `linux/netfilter/nf_tables.h`.
 
 #[cfg(test)]
 mod tests;
@@ -22,14 +23,13 @@ use super::hold::{Flows, Hold};
 /// The result of reading a rule: where it leads, and whether flows have to stay with netfilter because of it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// The chains to which it leads.
     pub(super) chains: BTreeSet<String>,
-    /// The verdict maps in which it looks chains up.
+    /// The verdict maps that the rule looks up.
     pub(super) maps: BTreeSet<String>,
     pub(super) hold: Option<Hold>,
 }
 
-/// True for expressions that limit or count packets, in a rule or in a set's elements.
+/// True for expressions that limit or count packets, in a rule or in the elements of a set.
 pub(super) fn is_per_packet(expression: &str) -> bool {
     matches!(expression, "limit" | "quota" | "connlimit" | "numgen")
 }
@@ -38,20 +38,21 @@ pub(super) fn is_per_packet(expression: &str) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loaded {
     Other,
-    /// A field by which families or protocols are told apart.
+    /// A field that tells families or protocols apart.
     Family,
     EtherType,
     Protocol,
     Port,
-    /// TCP's flags that this mask leaves.
+    /// The TCP flags that remain after this mask.
     Flags(u8),
-    /// The bits of conntrack's state that this mask leaves.
+    /// The bits of conntrack's state that remain after this mask.
     State(u32),
-    /// The type of service: its byte within the register, and the state of its bits that report congestion.
+    /// The type of service: its byte within the register, and what has become of the bits that report congestion.
     Service(usize, Congestion),
 }
 
-/// The state, in a register, of the bits that report congestion (RFC 3168). They differ between the packets of a flow.
+/// What has become of the bits that report congestion (RFC 3168) in a register. They differ between the packets of a
+/// flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Congestion {
     /// All are as in the packet.
@@ -67,7 +68,8 @@ enum Congestion {
 pub(super) struct Reader<'a> {
     pub(super) flows: Flows,
     pub(super) port: Option<u16>,
-    /// A match that can differ from packet to packet, such as `limit`; the rest of the rule applies only where it matches.
+    /// A match that can differ from packet to packet, such as `limit`. The rest of the rule applies only to packets
+    /// that match.
     pub(super) condition: Option<String>,
     /// A statement that acts on each packet, such as `dup`.
     pub(super) action: Option<String>,
@@ -79,14 +81,14 @@ pub(super) struct Reader<'a> {
     found: Judgement,
 }
 
-/// Judges the matches and targets of iptables, which rules of `iptables-nft` have as well, by their name and data.
+/// Judges the matches and targets of iptables by their name and data. Rules of `iptables-nft` contain them, too.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Extensions {
     pub(super) of_match: fn(&mut Reader<'_>, &str, &[u8]),
     pub(super) of_target: fn(&mut Reader<'_>, &str, &[u8]),
 }
 
-/// Judges the expressions of a rule in a table that sees these flows. `limited_sets` are the sets with elements that
+/// Judges the expressions of a rule in a table that these flows pass. `limited_sets` are the sets whose elements
 /// [limit packets](is_per_packet).
 pub(super) fn judge(
     expressions: &[u8],
@@ -130,7 +132,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The flows that the rule holds; none if it depends on flows alone, or applies to no packet that is carried.
+    /// The flows that the rule keeps with netfilter. None if its result is the same for all packets of a flow, or if
+    /// it applies to no packet that is carried.
     pub(super) fn hold(&mut self) -> Option<Hold> {
         let what = self.action.take().or_else(|| self.condition.take().filter(|_| self.has_effect))?;
         (!self.flows.is_empty()).then_some(Hold { what, flows: self.flows, port: self.port })
@@ -162,7 +165,7 @@ impl<'a> Reader<'a> {
                 self.has_effect = true;
             }
             _ if is_per_packet(name) => self.condition(name),
-            // Only SYNs have a fingerprint.
+            // Only SYNs have an OS fingerprint.
             "osf" => self.flows = Flows::NONE,
             "dup" | "queue" => self.action(name),
             "immediate" => self.immediate(body),
@@ -188,7 +191,7 @@ impl<'a> Reader<'a> {
     }
 
     fn immediate(&mut self, body: &[u8]) {
-        // Register 0 is the verdict.
+        // Register 0 holds the verdict.
         if number(body, 1) != Some(0) {
             return;
         }
@@ -198,7 +201,7 @@ impl<'a> Reader<'a> {
         self.has_effect |= number(verdict, 1) != Some(u32::MAX);
     }
 
-    /// Fields of the packet's headers, by base, offset and length.
+    /// Handles a load or a change of a header field, given by base, offset and length.
     fn payload(&mut self, loaded: Loaded, body: &[u8]) {
         let [base, offset, len] = [2, 3, 4].map(|kind| number(body, kind).unwrap_or_default());
         let is_written = find(body, 5).is_some();
@@ -207,7 +210,8 @@ impl<'a> Reader<'a> {
         match base {
             0 => {}
             1 => {
-                // Type of service, fragments (none are carried), protocol and addresses; and the same of IPv6.
+                // In IPv4, these are the type of service, the fragment fields (no fragment is carried), the protocol
+                // and the addresses; in IPv6, the corresponding fields.
                 let v4: &[(u32, u32)] = &[(0, 2), (6, 8), (9, 10), (12, 20)];
                 let v6: &[(u32, u32)] = &[(0, 2), (6, 7), (8, 40)];
                 let is_in = |ranges: &[(u32, u32)]| ranges.iter().any(|one| one.0 <= offset && end <= one.1);
@@ -255,7 +259,7 @@ impl<'a> Reader<'a> {
     }
 
     fn meta(&mut self, body: &[u8]) {
-        // With a register as the source, the rule sets the value.
+        // If the source is a register, the rule sets the value.
         if find(body, 3).is_some() {
             self.has_effect = true;
             return;
@@ -289,10 +293,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// TCP options; packets with other options and extension headers are not carried.
+    /// Handles TCP options. Packets with IP options or extension headers are not carried.
     fn exthdr(&mut self, body: &[u8]) {
         const TCP: u32 = 1;
-        /// A TCP option of SYNs only.
+        /// A TCP option that only SYNs have.
         const MAXIMUM_SEGMENT: u8 = 2;
         if number(body, 6) != Some(TCP) {
             return;
@@ -312,7 +316,7 @@ impl<'a> Reader<'a> {
         let is_equal = match operator {
             0 => true,
             1 => false,
-            // A comparison by order, such as `<`.
+            // Any other comparison orders the values, like `<`.
             _ => return self.order(loaded),
         };
         let of_family = |number: u8| match number {
@@ -358,7 +362,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Handles a comparison of conntrack's state. A connection of which a packet is carried is not new.
+    /// Handles a comparison of conntrack's state. A connection with carried packets is no longer new.
     pub(super) fn state(&mut self, mask: u32, value: u32, is_equal: bool) {
         /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
         const NEW: u32 = 8;
@@ -385,20 +389,20 @@ impl<'a> Reader<'a> {
 
     fn object(&mut self, body: &[u8]) {
         match number(body, 1) {
-            // A counter, a timeout, a security mark.
+            // A counter, a timeout or a security mark.
             Some(1 | 7 | 8) => {}
             Some(2) => self.condition("quota"),
             Some(3) => self.action("ct helper"),
             Some(4) => self.condition("limit"),
             Some(5) => self.condition("ct count"),
-            // A tunnel, SYN proxy.
+            // A tunnel or a SYN proxy.
             Some(6 | 10) => self.has_effect = true,
             Some(9) => self.action("ct expectation"),
             _ => self.action("an object out of a map"),
         }
     }
 
-    /// An element that packets add to a set, or renew there.
+    /// Handles an element that a packet adds to a set, or refreshes there.
     fn dynset(&mut self, body: &[u8]) {
         self.has_effect = true;
         let single = find(body, 7).into_iter();
@@ -434,7 +438,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a mask leaves.
+/// What is loaded after a mask.
 fn mask(loaded: Loaded, congestion_bits: u8, body: &[u8]) -> Loaded {
     let xor = data(body, 5).unwrap_or_default();
     let has_xor = xor.iter().any(|byte| *byte != 0);
@@ -444,7 +448,7 @@ fn mask(loaded: Loaded, congestion_bits: u8, body: &[u8]) -> Loaded {
             Loaded::State(u32::from_ne_bytes([*a, *b, *c, *d]))
         }
         (Loaded::Service(at, Congestion::Kept), mask) => {
-            // A shift has no mask, and moves the bits to another place.
+            // A shift has no mask, and moves the bits elsewhere.
             let bits = |bytes: &[u8], missing| bytes.get(at).copied().unwrap_or(missing) & congestion_bits;
             let left = match (mask.map(|mask| bits(mask, 0)), bits(xor, 0)) {
                 (Some(0), 0) => Congestion::Masked,

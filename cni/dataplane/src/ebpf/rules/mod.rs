@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules that decide about each packet by itself: limits, quotas, lengths, random choices, copies, conntrack's helpers.
-//! A sample of packets says nothing about those in between, so flows to which such a rule can apply stay with
-//! netfilter.
+//! Rules that decide about each packet separately: limits, quotas, lengths, random choices, copies, and conntrack's
+//! helpers. Netfilter sees only samples of a carried flow, which say nothing about the packets in between, so flows
+//! to which such a rule can apply stay with netfilter.
 //!
-//! The first set-up, `slipway node setup` and slipwayd read all rules. An ADD reads them where slipwayd does not run and
-//! the ruleset is small, as it must not become slower with the rules of others.
+//! The first set-up, `slipway node setup` and slipwayd read all rules. An ADD reads them only if slipwayd does not
+//! run and the ruleset is small, because other programs' rules must not slow it down.
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -26,7 +26,7 @@ use super::store::Store;
 use crate::Error;
 use hold::Held;
 
-/// The seconds for which an ADD relies on slipwayd's last look at the rules.
+/// How many seconds an ADD relies on slipwayd's last reading of the rules.
 const FOLLOWED_FOR: u64 = 3;
 
 /// Reads the rules; none if there are more than `extent` allows.
@@ -37,7 +37,7 @@ fn read(extent: Extent) -> Result<Option<Held>, Error> {
     Ok(is_whole.then_some(held))
 }
 
-/// Adds the flows whose helper conntrack may choose by their port, as it could before Linux 6.0.
+/// Adds the flows for which conntrack may choose a helper by their port, which was possible before Linux 6.0.
 fn add_automatic_helpers(held: &mut Held) {
     const SWITCH: &str = "/proc/sys/net/netfilter/nf_conntrack_helper";
     const TCP: [u16; 6] = [21, 1720, 1723, 5060, 6566, 6667];
@@ -63,8 +63,8 @@ pub(super) fn holding() -> Result<Vec<HoldingRule>, Error> {
     Ok(read(Extent::Whole)?.map(|held| held.rules).unwrap_or_default())
 }
 
-/// Reads the rules and tells the programs which flows stay with netfilter. If other flows than before have to stay,
-/// netfilter checks each flow again.
+/// Reads the rules and tells the programs which flows stay with netfilter. If these are not the same flows as before,
+/// netfilter checks every flow again.
 pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
     let generation = Socket::open().and_then(|socket| socket.generation()).unwrap_or_default();
     if extent == Extent::Small && (store.is_followed(FOLLOWED_FOR)? || store.generation_read()? == generation)
@@ -76,12 +76,12 @@ pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
         return Ok(());
     };
     let is_other = store.write_held(held.bits, &held.ports)?;
-    // The generation is from before the rules were read, so that what has changed since is read again.
+    // This generation was read before the rules, so rules that have changed since then are read again.
     store.write_generation_read(generation)?;
     if is_other { store.next_epoch() } else { Ok(()) }
 }
 
-/// Bytes that change with the legacy tables, obtained without reading the rules.
+/// A fingerprint that changes with the legacy tables. Obtaining it does not read the rules.
 pub(super) fn legacy_sign() -> Vec<u8> {
     let tables = AddressFamily::BOTH
         .into_iter()

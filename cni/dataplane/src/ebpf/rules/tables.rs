@@ -20,24 +20,24 @@ pub(super) const EXTENSIONS: Extensions = Extensions { of_match: judge_match, of
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     Whole,
-    /// Nothing, if there are more than a few hundred rules, because they must not slow an ADD down.
+    /// All rules, or nothing if there are more than a few hundred, because reading them must not slow an ADD down.
     Small,
 }
 
-/// An ADD reads the ruleset only up to these numbers of chains and of rules.
+/// An ADD reads the ruleset only if it has at most this many chains and rules.
 const MOST_CHAINS_OF_ADD: u32 = 300;
 const MOST_RULES_OF_ADD: u32 = 600;
 
 /// The numbers of hooks that forwarded packets pass (`NF_INET_PRE_ROUTING`, `_FORWARD`, `_POST_ROUTING`, `_INGRESS`).
 const FORWARDED: [u32; 4] = [0, 2, 4, 5];
-/// The legacy tables but nat, whose rules see only the first packets of flows.
+/// The legacy tables except nat, whose rules see only the first packet of each flow.
 const LEGACY: [&str; 4] = ["raw", "mangle", "filter", "security"];
 
 fn failed(error: impl Into<Cause>) -> Error {
     Error::kernel("read the rules that decide about single packets", error)
 }
 
-/// True if forwarded packets, and not only the first ones of flows, pass a base chain.
+/// True if every forwarded packet passes this base chain, not only the first one of each flow.
 fn sees_each(chain: &EncodedChain) -> bool {
     let Some((hook, kind)) = &chain.base else { return false };
     match chain.table.family {
@@ -55,7 +55,8 @@ fn flows_of(family: Family) -> Flows {
     }
 }
 
-/// Adds what the rules of nf_tables hold. Returns false if there are more than `extent` allows.
+/// Adds the flows that rules of nf_tables keep with netfilter. Returns false if there are more rules than `extent`
+/// allows.
 pub(super) fn read_nftables(held: &mut Held, extent: Extent) -> Result<bool, Error> {
     let socket = match Socket::open() {
         Err(error) if error.unsupported().is_some() => return Ok(true),
@@ -89,7 +90,7 @@ fn read_tables(socket: &Socket, held: &mut Held, extent: Extent) -> Result<bool,
     Ok(true)
 }
 
-/// A rule that holds flows, or leads somewhere.
+/// A rule that keeps flows with netfilter, or leads to another chain.
 struct FoundRule {
     chain: String,
     handle: u64,
@@ -137,7 +138,8 @@ fn read_table(
     Ok(())
 }
 
-/// Adds what the rules of the legacy tables hold. Returns false if there are more than `extent` allows.
+/// Adds the flows that rules of the legacy tables keep with netfilter. Returns false if there are more rules than
+/// `extent` allows.
 pub(super) fn read_legacy(held: &mut Held, extent: Extent) -> Result<bool, Error> {
     for family in AddressFamily::BOTH {
         for table in LEGACY {

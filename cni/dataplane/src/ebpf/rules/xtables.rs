@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Matches and targets of iptables: in rules of the legacy tables, and in those that `iptables-nft` makes.
+//! Judges the matches and targets of iptables, in rules of the legacy tables and in those of `iptables-nft`.
 //!
 //! The layouts of their data are in `linux/netfilter/xt_*.h`.
 
@@ -40,7 +40,7 @@ const BY_FLOW: [&str; 23] = [
     "tcpmss",
     "time",
 ];
-/// Matches that no carried packet has.
+/// Matches that apply to no carried packet.
 const OF_OTHERS: [&str; 15] = [
     "ah",
     "dccp",
@@ -58,9 +58,10 @@ const OF_OTHERS: [&str; 15] = [
     "rt",
     "sctp",
 ];
-/// Targets that neither decide about packets nor change any.
+/// Targets that neither decide about packets nor change them.
 const WITHOUT_EFFECT: [&str; 7] = ["AUDIT", "LED", "LOG", "NFLOG", "RATEEST", "TRACE", "ULOG"];
-/// Targets that do the same to all carried packets of a flow, or whose effect the programs see when a packet comes out.
+/// Targets that treat all carried packets of a flow alike, or whose effect the programs see when a packet comes out
+/// of the stack.
 const BY_FLOW_TARGETS: [&str; 23] = [
     "",
     "CHECKSUM",
@@ -87,8 +88,8 @@ const BY_FLOW_TARGETS: [&str; 23] = [
     "TPROXY",
 ];
 
-/// Handles a match. The object of `nfacct` may have a quota, which the rule does not show. From `struct
-/// xt_set_info_match_v3` on, these bytes of `set` have limits for an element's counters.
+/// Handles a match. An object of `nfacct` may have a quota, which the rule does not show. From `struct
+/// xt_set_info_match_v3` on, these bytes of `set` contain limits for an element's counters.
 pub(super) fn judge_match(reader: &mut Reader<'_>, name: &str, info: &[u8]) {
     match name {
         "tcp" => tcp(reader, info),
@@ -116,7 +117,8 @@ pub(super) fn judge_match(reader: &mut Reader<'_>, name: &str, info: &[u8]) {
 /// The bits of the type of service that report congestion (RFC 3168), which differ between the packets of a flow.
 const CONGESTION: u8 = 0x03;
 
-/// Source and destination ports, first and last each, and the flags that negate them.
+/// Handles ports: the first and last source port, the first and last destination port, and the flags that negate
+/// them.
 fn ports(reader: &mut Reader<'_>, info: &[u8], negation: u8) {
     for (at, flag) in [(0, 1), (4, 2)] {
         if negation & flag == 0 {
@@ -139,8 +141,8 @@ fn tcp(reader: &mut Reader<'_>, info: &[u8]) {
     }
 }
 
-/// `struct xt_conntrack_mtinfo3`, and earlier ones, whose fields are at the same places: 136 bytes of addresses and limits,
-/// five numbers, then the flags of what is asked for and of what is negated, and the states.
+/// Handles `struct xt_conntrack_mtinfo3`. Earlier revisions have these fields at the same offsets: 136 bytes of
+/// addresses and limits, five numbers, then the flags that say what is matched and what is negated, and the states.
 fn conntrack(reader: &mut Reader<'_>, info: &[u8]) {
     const STATE: u16 = 1;
     const EXPIRES: u16 = 1 << 7;
@@ -149,7 +151,7 @@ fn conntrack(reader: &mut Reader<'_>, info: &[u8]) {
         reader.looks_at_each("-m conntrack --ctexpire");
     }
     if asked & STATE != 0 && negated & STATE == 0 {
-        // The first revision has 8 bits.
+        // The first revision has only 8 bits.
         reader.state(u32::MAX, u32::from(state & 0xff), true);
     }
 }
