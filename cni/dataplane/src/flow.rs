@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Flows to published ports, as conntrack has them.
+//! Flows to published ports, as conntrack lists them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,11 +14,10 @@ pub struct PublishedFlow {
     pub port: usize,
     /// IP protocol number.
     pub protocol: u8,
-    /// The client's end.
     pub client: SocketAddr,
-    /// The end on the node that the client sends to.
+    /// The address and port of the node to which the client sends.
     pub host: SocketAddr,
-    /// Packets and bytes of both directions together; none where accounting is off.
+    /// Packets and bytes of both directions together. None if accounting is off.
     pub counted: Option<(u64, u64)>,
     /// True if the BPF programs carry packets of the flow.
     pub is_carried: bool,
@@ -31,20 +30,20 @@ pub struct Flows {
     pub traffic: Vec<Traffic>,
     /// The flows, at most as many as the caller asked for.
     pub flows: Vec<PublishedFlow>,
-    /// Number of flows beyond these.
+    /// How many more flows there are.
     pub more: usize,
 }
 
-/// The ends that identify a flow: protocol, the client's, the node's.
+/// The protocol, the client's end and the node's end, which identify a flow.
 type Ends = (u8, SocketAddr, SocketAddr);
 
 impl Flows {
-    /// No flows yet, for this number of mappings.
+    /// Starts without flows, for this number of mappings.
     pub(crate) fn to(ports: usize) -> Self {
         Self { traffic: vec![Traffic::default(); ports], ..Self::default() }
     }
 
-    /// Adds a flow; beyond `most` flows, only counts it.
+    /// Adds a flow. Once there are `most` flows, further ones are only counted.
     pub(crate) fn add(&mut self, flow: PublishedFlow, most: usize) {
         if let Some(traffic) = self.traffic.get_mut(flow.port) {
             traffic.add(flow.counted);

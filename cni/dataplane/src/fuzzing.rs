@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The parsers that are not public, for fuzzing: each takes any bytes and returns what it has read.
+//! The private parsers, for fuzzing. Each takes arbitrary bytes and returns what it has read.
 
 use std::fmt::Debug;
 
@@ -29,7 +29,7 @@ pub fn element_entry(bytes: &[u8]) -> impl Debug {
 /// The owner in the comment of an element or in the alias of a link.
 pub fn owner(text: &[u8]) -> Option<impl Debug> {
     let owner = Owner::from_comment(&String::from_utf8_lossy(text))?;
-    // A container can change the alias of its own link, and commands print the owner on a terminal.
+    // A container can change the alias of its own link, and commands print the owner on terminals.
     assert!(!owner.to_string().chars().any(char::is_control), "{owner:?} has control characters");
     let comment = owner.to_comment();
     assert!(comment.len() <= COMMENT_MAX, "{comment:?} is too long");
@@ -38,7 +38,7 @@ pub fn owner(text: &[u8]) -> Option<impl Debug> {
     Some((owner, again))
 }
 
-/// The name of a shared chain, and that of a set of exempt networks.
+/// The names of a shared chain and of a set of exempt networks.
 pub fn chain_name(text: &[u8]) -> impl Debug {
     let name = String::from_utf8_lossy(text);
     let (chain, set) = (SharedChain::from_name(&name), ExemptId::from_name(&name));
@@ -48,8 +48,8 @@ pub fn chain_name(text: &[u8]) -> impl Debug {
     (chain, set)
 }
 
-/// The conditions of a mapping in the grammar of the backend nftables, a line each. What is accepted prints to conditions
-/// that are accepted, and mean the same.
+/// The conditions of a mapping in the grammar of the nftables backend, one per line. Accepted conditions are printed
+/// as conditions that are accepted again and mean the same.
 pub fn nftables_conditions(text: &[u8]) -> impl Debug {
     let text = String::from_utf8_lossy(text);
     let lines: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules of the legacy nat tables (`ip_tables`), which come at the usual priority as well.
+//! Rules of the legacy nat tables (`ip_tables`), whose priority is the usual one as well.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::{AddressFamily, Error};
 
 /// `NF_IP_PRI_NAT_DST`.
 const PRIORITY: i32 = -100;
-/// `XT_RETURN`. Other negative numbers are verdicts that end the chains, and those from 0 on lead to a rule.
+/// `XT_RETURN`. Other negative numbers are verdicts that end the chains; numbers from 0 on are the offset of a rule.
 const RETURN: i32 = -5;
 
 /// The command that lists the table of a family.
@@ -29,11 +29,11 @@ pub(super) fn command(family: AddressFamily) -> &'static str {
 pub(super) struct LegacyNat {
     pub(super) family: AddressFamily,
     chains: Vec<RawChain>,
-    /// The chain of the hook.
+    /// The index of the built-in chain of the hook.
     base: usize,
 }
 
-/// The nat tables that this network namespace has. One with more rules than `most` is left out.
+/// Reads the nat tables that this network namespace has. A table with more than `most` rules is left out.
 ///
 /// # Errors
 /// A table cannot be read.
@@ -59,14 +59,14 @@ pub(super) fn read(hook: Hook, most: usize) -> Result<Vec<LegacyNat>, Error> {
     Ok(all)
 }
 
-/// How the walk through a chain ends.
+/// How the processing of a chain ends.
 enum After {
     Returned,
     Ended,
     Translated(Translation),
 }
 
-/// The way of one packet through the chains.
+/// Follows one packet through the chains.
 struct Walk<'a> {
     nat: &'a LegacyNat,
     probe: &'a Probe,
@@ -76,7 +76,8 @@ struct Walk<'a> {
 }
 
 impl LegacyNat {
-    /// The first rule that translates a packet. One that may apply is returned only if none surely applies.
+    /// Finds the first rule that translates a packet. A rule that may or may not apply is returned only if no rule
+    /// certainly applies.
     pub(super) fn first(
         &self,
         probe: &Probe,
@@ -186,7 +187,7 @@ impl Walk<'_> {
             let (address, mask) = asked.value;
             match self.probe.to {
                 Some(to) => Applies::of(is_in(to, address, mask) != asked.is_negated),
-                // The packet goes to any address of the node.
+                // All that is known about the destination is that it is an address of the node.
                 None if is_host(mask) && !(self.is_local)(address) => Applies::of(asked.is_negated),
                 None => Applies::Maybe,
             }
@@ -210,7 +211,7 @@ impl Walk<'_> {
     }
 }
 
-/// The verdict of a rule without a target, or with a standard one.
+/// The verdict of a rule that has no target or the standard one.
 fn verdict(rule: &RawRule) -> Option<i32> {
     Some(i32::from_ne_bytes(*rule.target.data.first_chunk()?))
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules of other programs that translate packets to a published port before the table of published ports sees them.
+//! Finds rules of other programs that translate packets to a published port before our table sees these packets.
 //!
-//! The kernel calls the chains of type nat in the order of their priority, and the first one that translates a connection
-//! decides. Ours comes just after the usual priority, so that Services win. For the same reason, a rule that a program
-//! has left behind for a container that is gone wins, too.
+//! The kernel calls the chains of type nat in the order of their priority, and the first chain that translates a
+//! connection decides. Our chain comes just after the usual priority, so Services take precedence. For the same
+//! reason, so does a rule that a program has left behind for a container that is gone.
 
 mod legacy;
 
@@ -27,24 +27,24 @@ use crate::nftables::schema;
 use crate::{AddressFamily, Error, HostAddress, HostPorts, PublishedPort};
 use legacy::LegacyNat;
 
-/// The most nested jumps between chains (`NFT_JUMP_STACK_SIZE`).
+/// How deeply jumps between chains can be nested (`NFT_JUMP_STACK_SIZE`).
 const DEEPEST: usize = 16;
-/// The most rules that are walked through for one port, because a service proxy may have a hundred thousand.
+/// How many rules are followed for one port at most, because a service proxy may have a hundred thousand.
 const MOST_RULES: usize = 20_000;
-/// The same at an ADD, which must not become slower.
+/// The same for an ADD, which must not become slower.
 const MOST_RULES_OF_ADD: usize = 500;
 /// An ADD lists the chains of other programs only if all tables together have at most this many objects.
 const MOST_OBJECTS_OF_ADD: u32 = 1000;
-/// Tables whose base chains an ADD finds by name, and those names. A living service proxy is left out.
+/// Tables in which an ADD finds the base chain by its name. The table of kube-proxy is left out.
 const KNOWN: [(&str, &str); 3] =
     [("nat", "PREROUTING"), ("docker-bridges", "nat-PREROUTING"), ("netavark", "PREROUTING")];
 const SERVICES: &str = "kube-proxy";
-/// The tables of iptables without translations.
+/// The tables of iptables that contain no translations.
 const WITHOUT_NAT: [&str; 4] = ["filter", "mangle", "raw", "security"];
-/// The beginning of a container's chain, of ours or of the reference's, in the tables of iptables.
+/// The prefix of a container's chain, ours or the reference plugin's, in the tables of iptables.
 const OWN: &str = "CNI-DN-";
 
-/// The program that keeps a chain.
+/// The program that manages a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     KubeProxy,
@@ -54,7 +54,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// The engine's name; none for another program.
+    /// The program's name, or none for another program.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self {
@@ -74,7 +74,7 @@ impl Engine {
         }
     }
 
-    /// The engine, by the names of the chains that led to a rule.
+    /// Recognises the program by the names of the chains that led to a rule.
     fn of_chains(path: &[String]) -> Self {
         let any = |begin: &str| path.iter().any(|chain| chain.starts_with(begin));
         match () {
@@ -86,40 +86,38 @@ impl Engine {
     }
 }
 
-/// The place of a rule.
+/// Where a rule is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// In a table of nf_tables.
     Table {
         table: TableId,
         handle: u64,
-        /// The element of a map that has the target: the map, and the key in nft's words.
+        /// The map element that contains the target, as the map and the key in nft's syntax.
         element: Option<(String, String)>,
     },
     /// In the legacy nat table: the rule's number in its chain.
     Legacy(AddressFamily, usize),
 }
 
-/// A rule that translates first.
+/// A rule that translates packets before ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translation {
     pub place: Place,
-    /// The chain with the rule.
     pub chain: String,
     /// The base chain, and its priority.
     pub base: String,
     pub priority: i32,
     pub engine: Engine,
-    /// The address; none if it is one of the node, or unknown.
+    /// The address that packets are translated to. None if it is an address of the node, or unknown.
     pub to: Option<IpAddr>,
-    /// The port; none if it stays.
+    /// The port that packets are translated to. None if the port is kept.
     pub port: Option<u16>,
-    /// False if the translation depends on a part of the packet that is unknown.
+    /// False if the translation depends on an unknown part of the packet.
     pub is_certain: bool,
 }
 
 impl Translation {
-    /// The place of the rule, for people.
+    /// Describes the place of the rule for people.
     #[must_use]
     pub fn rule(&self) -> String {
         match &self.place {
@@ -132,7 +130,7 @@ impl Translation {
         }
     }
 
-    /// The base chain, for people.
+    /// Describes the base chain for people.
     #[must_use]
     pub fn base_chain(&self) -> String {
         match &self.place {
@@ -141,7 +139,7 @@ impl Translation {
         }
     }
 
-    /// The target, for people.
+    /// Describes the target for people.
     #[must_use]
     pub fn target(&self) -> String {
         match (self.to, self.port) {
@@ -152,7 +150,8 @@ impl Translation {
         }
     }
 
-    /// The command that deletes the rule, or its element for the port. Other programs chose the names.
+    /// The command that deletes the rule, or the map element for the port. The names in it were chosen by other
+    /// programs.
     #[must_use]
     pub fn deletion(&self) -> String {
         let chain = shell_word(&self.chain);
@@ -180,15 +179,15 @@ impl fmt::Display for Translation {
 /// Rules that were read, by table and chain.
 type Rules = BTreeMap<(TableId, String), Rc<Vec<EncodedRule>>>;
 
-/// A reader of the other programs' chains.
+/// Reads the chains of other programs.
 #[derive(Debug)]
 pub struct ForeignNat {
-    /// None without nf_tables.
+    /// None if the kernel has no nf_tables.
     socket: Option<Socket>,
     bases: Vec<ChainInfo>,
     legacy: Vec<LegacyNat>,
     most_rules: usize,
-    /// True if chains of a service proxy are followed.
+    /// True if the chains of a service proxy are followed, too.
     follows_services: bool,
     rules: RefCell<Rules>,
     sets: RefCell<BTreeMap<(TableId, String), Option<SetInfo>>>,
@@ -203,7 +202,7 @@ fn is_earlier(chain: &ChainInfo, hook: Hook) -> bool {
 }
 
 impl ForeignNat {
-    /// Reads the base chains of other programs that come before ours at a hook; none if there are none.
+    /// Reads the base chains of other programs that come before ours at a hook. None if there are no such chains.
     ///
     /// # Errors
     /// nf_tables or the legacy tables cannot be read.
@@ -227,7 +226,8 @@ impl ForeignNat {
         (!all.bases.is_empty() || !all.legacy.is_empty()).then_some(all)
     }
 
-    /// As [`Self::open`] for the hook of received packets, by the names of the node's tables and with few requests to the kernel.
+    /// Like [`Self::open`] for the hook of received packets, but finds the chains by the names of the node's tables,
+    /// with few requests to the kernel.
     fn by_tables(tables: &[TableInfo]) -> Result<Option<Self>, Error> {
         let legacy = legacy::read(Hook::Prerouting, MOST_RULES_OF_ADD)?;
         let candidates: Vec<&TableInfo> = tables.iter().filter(|table| may_translate(&table.id)).collect();
@@ -256,7 +256,7 @@ impl ForeignNat {
         Ok(read)
     }
 
-    /// The probe for a published port.
+    /// Describes a packet to a published port.
     #[must_use]
     pub fn probe(host: &HostPorts, port: u16) -> Probe {
         let to = match host.address {
@@ -267,7 +267,8 @@ impl ForeignNat {
         Probe { family, protocol, to, port, from: None, link: None }
     }
 
-    /// The first rule that translates a packet. One that may apply is returned only if none surely applies.
+    /// Finds the first rule that translates a packet. A rule that may or may not apply is returned only if no rule
+    /// certainly applies.
     ///
     /// # Errors
     /// nf_tables cannot be read.
@@ -305,18 +306,18 @@ impl ForeignNat {
     }
 }
 
-/// How the walk through a chain ends.
+/// How the processing of a chain ends.
 enum After {
-    /// The calling chain continues.
+    /// The packet continues in the calling chain.
     Returned,
-    /// The base chain has ended.
+    /// The processing of the base chain ends.
     Ended,
-    /// A mapping of a container, in chains of iptables, has translated the packet.
+    /// A chain of iptables with a container's mappings has translated the packet.
     Ours,
     Translated(Box<Translation>),
 }
 
-/// The base chains for received packets in tables of other programs, by name where the names are known.
+/// The base chains for received packets in tables of other programs, looked up by name where the names are known.
 fn base_chains(
     socket: &Socket,
     tables: &[TableInfo],
@@ -342,7 +343,7 @@ fn base_chains(
     Ok(bases)
 }
 
-/// True if a table of other programs may have chains that translate.
+/// True if this table of another program may contain chains that translate.
 fn may_translate(table: &TableId) -> bool {
     let of_iptables =
         matches!(table.family, Family::Ip | Family::Ip6) && WITHOUT_NAT.contains(&table.name.as_str());
@@ -350,7 +351,8 @@ fn may_translate(table: &TableId) -> bool {
     translates && !of_iptables && !table.name.starts_with(schema::DEFINITION.name) && table.name != SERVICES
 }
 
-/// Warns of rules of other programs that translate packets to these ports first. `tables` are those of the node.
+/// Warns about rules of other programs that translate packets to these ports before ours. `tables` returns the node's
+/// tables.
 pub(crate) fn warn(ports: &[PublishedPort], tables: impl FnOnce() -> Vec<TableInfo>) {
     if !log::log_enabled!(log::Level::Warn) {
         return;
@@ -377,13 +379,13 @@ pub(crate) fn warn(ports: &[PublishedPort], tables: impl FnOnce() -> Vec<TableIn
     }
 }
 
-/// The way of one packet through the chains.
+/// Follows one packet through the chains.
 struct Walk<'a> {
     all: &'a ForeignNat,
     probe: &'a Probe,
-    /// The rules that may still be read.
+    /// How many more rules may be read.
     left: usize,
-    /// The first rule that may translate.
+    /// The first rule that may translate the packet.
     uncertain: Option<Translation>,
 }
 
@@ -440,7 +442,7 @@ impl Walk<'_> {
         Ok(after)
     }
 
-    /// What a verdict does to the chain with the rule; none if the chain continues. A verdict that the packet may not
+    /// How a verdict ends the chain with the rule, or none if the chain continues. A verdict that the packet may not
     /// reach ends nothing.
     fn verdict(
         &mut self,
@@ -464,11 +466,11 @@ impl Walk<'_> {
     }
 }
 
-/// The sets of a table.
+/// The sets and maps of a table.
 struct Sets<'a> {
     all: &'a ForeignNat,
     table: &'a TableId,
-    /// The last element of a map that was found: the map, and the key in nft's words.
+    /// The last map element that was found, as the map and the key in nft's syntax.
     found: RefCell<Option<(String, String)>>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Changes of one table, as an input of `iptables-restore --noflush`.
+//! Changes to one table, as input for `iptables-restore --noflush`.
 
 use std::fmt;
 
@@ -34,12 +34,13 @@ impl Batch {
         self.push(&["-S", chain], None);
     }
 
-    /// Refuses the batch unless the chain has the rule.
+    /// Makes the tool refuse the batch unless the chain has the rule.
     pub(super) fn require(&mut self, chain: &str, rule: &Rule) {
         self.push(&["-C", chain], Some(rule));
     }
 
-    /// Makes a chain that is neither listed nor made by this batch. The tool refuses one that exists.
+    /// Makes a chain, unless it is listed or already made by this batch. The tool refuses the batch if the chain
+    /// exists.
     pub(crate) fn make_chain(&mut self, listing: &Listing, chain: &str) {
         if !listing.has(chain) && !self.lines.contains(&format!("-N {chain}")) {
             self.push(&["-N", chain], None);
@@ -54,7 +55,7 @@ impl Batch {
         self.push(&["-A", chain], Some(rule));
     }
 
-    /// Makes the rule the first of its chain.
+    /// Inserts the rule at the beginning of its chain.
     pub(crate) fn insert(&mut self, chain: &str, rule: &Rule) {
         self.push(&["-I", chain, "1"], Some(rule));
     }
@@ -73,7 +74,7 @@ impl Batch {
         }
     }
 
-    /// Empties and deletes those of the chains that are listed.
+    /// Flushes and deletes those of the chains that are listed.
     pub(crate) fn delete_chains(&mut self, listing: &Listing, chains: &[&str]) {
         let present = || chains.iter().filter(|chain| listing.has(chain));
         for chain in present() {

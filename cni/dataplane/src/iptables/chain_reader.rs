@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads chains of containers back into what was requested.
+//! Reads chains of containers and derives the requests from which they were made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,14 +17,14 @@ use super::tools::{Place, Tools, Variant};
 use super::withdraw::{self, OwnedChain};
 use crate::{AddressFamily, Error, Loopback, Protocol, PublishedPort, Snat};
 
-/// The chains of one container of one kind, both families together.
+/// A container's chains of one kind, both families together.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerChains {
     pub(crate) variant: Variant,
     pub(crate) owner: CommentOwner,
     pub(crate) chains: BTreeSet<String>,
     pub(crate) families: BTreeSet<AddressFamily>,
-    /// The content, or the reason why no request describes it.
+    /// The content, or the reason why it does not correspond to any request.
     pub(crate) content: Result<Content, Unreadable>,
 }
 
@@ -35,21 +35,20 @@ pub(crate) enum Content {
     Masquerade(MasqueradeContent),
 }
 
-/// Masqueraded addresses: a request without its owner.
+/// Masqueraded addresses, as in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct MasqueradeContent {
-    /// Addresses with the prefixes of their networks.
     pub(crate) addresses: Vec<IpNet>,
     /// More networks to which packets keep their source.
     pub(crate) exempt: Vec<IpNet>,
 }
 
-/// Published ports: a request without its owner.
+/// Published ports, as in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct PortContent {
     pub(crate) ports: Vec<PublishedPort>,
     pub(crate) networks: Vec<IpNet>,
-    /// The networks that the container has by its other interfaces.
+    /// The networks to which the container is connected by its other interfaces.
     pub(crate) elsewhere: Vec<IpNet>,
     pub(crate) snat: Snat,
     pub(crate) loopback: Loopback,
@@ -58,7 +57,7 @@ pub(crate) struct PortContent {
     pub(crate) mapped: Vec<(Protocol, u16)>,
 }
 
-/// The reason why no request describes the rules of a container.
+/// Why the rules of a container do not correspond to any request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error(transparent)]
@@ -80,7 +79,7 @@ pub(crate) enum Unreadable {
 }
 
 impl Content {
-    /// Adds the content of the other family's chains, which are of the same kind.
+    /// Adds the content of the other family's chains of the same kind.
     fn merge(&mut self, other: Self) -> Result<(), Unreadable> {
         match (self, other) {
             (Self::Masquerade(all), Self::Masquerade(more)) => {
@@ -102,14 +101,14 @@ impl Content {
                 let new: Vec<_> = more.mapped.into_iter().filter(|m| !all.mapped.contains(m)).collect();
                 all.mapped.extend(new);
             }
-            // The caller groups by kind.
+            // Cannot happen, because the caller groups chains by kind.
             _ => {}
         }
         Ok(())
     }
 }
 
-/// Reads everything that containers have in chains, in a stable order.
+/// Reads the chains of all containers, in a stable order.
 pub(crate) fn all() -> Result<Vec<ContainerChains>, Error> {
     let mut all: BTreeMap<(Variant, CommentOwner, bool), ContainerChains> = BTreeMap::new();
     for place in detect::containers_places()? {
@@ -200,7 +199,7 @@ pub(super) fn read_ports(
     Ok(Content::Ports(all))
 }
 
-/// The bit that the shared chain sets. If it sets several, each for all containers, the default one is
+/// The mark bit that the shared chain sets. If it sets several bits, each for all containers, the default bit is
 /// preferred.
 fn mark_bit(listing: &Listing) -> u8 {
     let bit = |rule: &Rule| {
@@ -224,7 +223,7 @@ fn conditions_of(listing: &Listing, chain: &str) -> Result<Vec<String>, Unreadab
     }
 }
 
-/// The words of an entry rule but for protocol, comment, ports and target.
+/// The words of an entry rule without protocol, comment, ports and target.
 fn without_ports(rule: &Rule) -> Vec<String> {
     let (mut left, mut words) = (Vec::new(), rule.words().iter().map(String::as_str).peekable());
     while let Some(word) = words.next() {
@@ -258,7 +257,7 @@ pub(super) fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> R
             listing.jumps(POSTROUTING, chain).filter_map(|rule| rule.source().map(|net| net.addr()))
         {
             let no_network = || Unreadable::NoNetwork { chain: chain.clone(), address };
-            // A network of nonMasqueradeCIDRs that has the address is larger than the container's own.
+            // A network of nonMasqueradeCIDRs that contains the address is larger than the container's own network.
             let around = networks.iter().filter(|net| net.contains(&address));
             let network = around.max_by_key(|net| net.prefix_len()).ok_or_else(no_network)?;
             own.insert(network.trunc());
@@ -273,8 +272,8 @@ pub(super) fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> R
     Ok(Content::Masquerade(all))
 }
 
-/// Removes the chains of containers for which `is_over` holds under the lock, by one input of the tool for
-/// each family. Conntrack is not touched. Returns true if the lock was held.
+/// Removes the chains of containers for which `is_over` returns true while the lock is held, with one input of the
+/// tool for each family. conntrack is left alone. Returns whether the lock was held.
 pub(crate) fn remove_chains_of<T>(
     containers: &[(&ContainerChains, T)],
     is_over: impl Fn(&T) -> bool,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! CHECK: compares the rules of a plan with those listed, as the reference does one by one. Additional rules are not a
-//! difference, because the reference leaves some behind, except for networks that are no longer exempt from the
-//! masquerade.
+//! CHECK: compares the rules of a plan, one by one like the reference plugin, with the listed rules. Additional rules
+//! are not a difference, because the reference plugin leaves some behind. The only exception are networks that should
+//! no longer be exempt from masquerade.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result
     for wanted in &plan.shared {
         require(wanted.chain, &wanted.rule, listing.contains(wanted.chain, &wanted.rule))?;
     }
-    // Programs in the container have links, too, whose networks do not count as a difference.
+    // Programs in the container may have links of their own, whose networks do not count as a difference.
     for rule in plan.rules.iter().filter(|rule| !plan.is_of_other_network(rule)) {
         require(plan.chain.as_str(), rule, listing.contains(plan.chain.as_str(), rule))?;
     }
@@ -42,9 +42,8 @@ pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result
     Ok(())
 }
 
-/// True if all ports of an entry rule are in listed rules that are otherwise equal. The order of the ports
-/// and their distribution over rules have no effect on packets; after a migration from nftables they are
-/// sorted.
+/// True if all ports of an entry rule are in listed rules that are otherwise the same. The order of the ports and
+/// their distribution over rules make no difference to packets, and a migration from nftables sorts the ports.
 pub(super) fn covers(listing: &Listing, entry: &Rule) -> bool {
     let words = entry.words();
     let Some(at) = words.iter().position(|word| word == "--dports").map(|option| option + 1) else {
@@ -62,7 +61,7 @@ pub(super) fn covers(listing: &Listing, entry: &Rule) -> bool {
     ports(words).is_subset(&there)
 }
 
-/// Asks the tool whether a rule with conditions exists, because the tool lists conditions in words of its own.
+/// Asks the tool whether a rule with conditions exists, because the tool may list conditions in other words.
 fn ask(tools: &Tools, entry: &Rule) -> Result<bool, Error> {
     let mut batch = Batch::new(TableName::Nat);
     batch.require(HOSTPORT_DNAT, entry);
@@ -84,8 +83,8 @@ pub(crate) fn masquerade(listing: &Listing, plan: &MasqueradePlan) -> Result<(),
     }
 }
 
-/// A network to which packets keep their source, and which the plan does not have. In a chain that another interface
-/// of the container shares, it may be that interface's.
+/// A network to which packets keep their source although the plan does not contain it. If another interface of the
+/// container uses the same chain, the network may belong to that interface.
 fn no_longer_exempt(listing: &Listing, plan: &MasqueradePlan) -> Option<IpNet> {
     let chain = plan.chain.as_str();
     if listing.jumps(POSTROUTING, chain).any(|rule| !plan.jumps.contains(rule)) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Conditions in the words of iptables: those that a configuration may have, and their translation from and
-//! to conditions of nftables.
+//! Conditions in the syntax of iptables: which of them a configuration may contain, and how they are translated from
+//! and to conditions of nftables.
 //!
-//! The words are part of a rule as they are, each quoted as one word, so that none can end the rule or begin
-//! another. iptables decides what an option means. Only options that are not matches are refused: a condition
-//! must not choose the packet's target, nor the rule's chain.
+//! The words become part of a rule unchanged. Each is quoted as one word, so none can end the rule or start another
+//! one. iptables decides what an option means. Options other than matches are refused, because a condition must
+//! choose neither the packet's target nor the rule's chain.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ use ipnet::IpNet;
 
 use crate::{AddressFamily, ConditionError, Error, PortRequest, RequestError};
 
-/// The options of one letter that are matches: address, protocol, link, fragment, module, family.
+/// The one-letter options that are matches: address, protocol, link, fragment, module and family.
 const SHORT: &str = "sdpiofm46";
 
-/// The long options that are commands, targets or switches of the tool, which also takes any unambiguous
-/// abbreviation.
+/// The long options that are commands, targets or switches of the tool. The tool also accepts any unambiguous
+/// abbreviation of them.
 const REFUSED: &str = "append check delete insert replace list list-rules flush zero new-chain delete-chain \
     rename-chain policy help jump goto table modprobe noflush verbose version wait numeric line-numbers";
 
@@ -46,7 +46,7 @@ pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
                 let name = long.split('=').next().unwrap_or_default();
                 !name.is_empty() && !REFUSED.split_whitespace().any(|refused| refused.starts_with(name))
             }
-            // A value may be negative.
+            // A number that begins with a minus sign is a value, not an option.
             (None, Some(short)) => short.starts_with(|c: char| SHORT.contains(c) || c.is_ascii_digit()),
             (None, None) => true,
         };
@@ -66,8 +66,8 @@ pub(crate) fn check_request(request: &PortRequest) -> Result<(), Error> {
     check("conditionsV6", &request.iptables.conditions.v6)
 }
 
-/// Translates conditions into the syntax of nft, as far as both backends have them: addresses, networks and
-/// interfaces, also negated.
+/// Translates conditions into the syntax of nft, if both backends support them: addresses, networks and interfaces,
+/// also negated.
 pub(crate) fn to_nftables(words: &[String], family: AddressFamily) -> Result<Vec<String>, Untranslatable> {
     let header = match family {
         AddressFamily::V4 => "ip",
@@ -101,7 +101,7 @@ pub(crate) fn to_nftables(words: &[String], family: AddressFamily) -> Result<Vec
     Ok(all)
 }
 
-/// Translates a statement of our table; no words for one that only matches the family.
+/// Translates a statement of our table. Returns no words for a statement that only matches the family.
 pub(crate) fn to_iptables(stmt: &Stmt) -> Result<Vec<String>, Untranslatable> {
     let untranslatable = || Untranslatable::OfNftables(stmt.to_string());
     let Stmt::Match { fields, cmp, to } = stmt else { return Err(untranslatable()) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds the tables with chains of containers, and the variant that the node uses. Finding chains runs no program, and is
-//! cheap enough for every DEL.
+//! Finds the tables with chains of containers, and the variant of iptables that the node uses. No program is run to
+//! find chains, so this is cheap enough for every DEL.
 
 use cni_nftables::Socket;
 use cni_spec::Attachment;
@@ -12,17 +12,17 @@ use super::tools::{self, Place, Variant, default_variant, nat_table, table_id};
 use super::trial;
 use crate::{AddressFamily, Error, Kinds};
 
-/// Shared chains of the reference plugins and of Slipway.
+/// Shared chains that only the reference plugins and Slipway create.
 const OWN_CHAINS: [(TableName, &[&str]); 1] =
     [(TableName::Nat, &[names::HOSTPORT_DNAT, names::HOSTPORT_MASQ])];
-/// Chains of other programs that show the variant of a node: those that kubelet makes in the mangle table for
-/// this purpose, then kube-proxy's and Docker's.
+/// Chains of other programs that reveal the node's variant: those that kubelet creates in the mangle table for this
+/// purpose, then those of kube-proxy and Docker.
 const HINTS: [(TableName, &[&str]); 2] = [
     (TableName::Mangle, &["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"]),
     (TableName::Nat, &["KUBE-POSTROUTING", "KUBE-SERVICES", "DOCKER"]),
 ];
 
-/// Opens a socket; none if the kernel has no nf_tables.
+/// Opens a socket. None if the kernel has no nf_tables.
 fn socket() -> Result<Option<Socket>, Error> {
     match Socket::open().and_then(|socket| socket.generation().map(|_| socket)) {
         Ok(socket) => Ok(Some(socket)),
@@ -76,7 +76,7 @@ impl Detector {
         Ok(false)
     }
 
-    /// True if the nat table may have chains of containers.
+    /// True if the nat table may contain chains of containers.
     fn has_containers(&self, place: Place) -> Result<bool, Error> {
         if place.variant == Variant::Legacy {
             return Ok(!legacy::cni_chains(place.family)?.is_empty());
@@ -101,7 +101,7 @@ impl Detector {
         Ok(false)
     }
 
-    /// True if the nat table may have entry rules of published ports.
+    /// True if the nat table may contain entry rules of published ports.
     fn has_ports(&self, place: Place) -> Result<bool, Error> {
         if place.variant == Variant::Legacy {
             // Each entry rule jumps to a container's chain.
@@ -158,8 +158,8 @@ pub(crate) fn places_with_chain(table: TableName, names: &[&str]) -> Result<Vec<
     Detector::open()?.places(|detector, place| detector.has_chain(place, table, names))
 }
 
-/// True if rules of a chain contain one of these texts: an address, a name. In a legacy table, which the
-/// kernel hands out only as a whole, the rule may be in another chain.
+/// True if a rule of the chain contains one of these texts, such as an address or a name. The kernel returns a legacy
+/// table only as a whole, so there the rule may be in another chain.
 pub(super) fn has_rule(
     place: Place,
     table: TableName,
@@ -177,8 +177,8 @@ pub(super) fn has_rule(
     found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
 }
 
-/// True if a chain of the filter table has more than `uses` uses: its own rules and those that lead to it. In a legacy
-/// table, where counting means reading all rules, true for each chain that exists.
+/// True if a chain of the filter table has more than `uses` uses: its own rules and those that jump to it. In a
+/// legacy table, counting would mean reading all rules, so there every existing chain counts.
 pub(super) fn has_more_than(place: Place, chain: &str, uses: u32) -> Result<bool, Error> {
     if place.variant == Variant::Legacy {
         return Ok(legacy::chains(place.family, TableName::Filter)?.iter().any(|name| name == chain));
@@ -190,10 +190,11 @@ pub(super) fn has_more_than(place: Place, chain: &str, uses: u32) -> Result<bool
     Ok(found.is_some_and(|chain| chain.uses > uses))
 }
 
-/// The variant that this node uses for a table: the one with chains of the reference plugins or of Slipway, else the one
-/// with chains of Kubernetes or Docker, else that of the program `iptables` if it works, else the other one.
+/// The variant that this node uses for a table: the one with chains of the reference plugins or of Slipway, or else
+/// the one with chains of Kubernetes or Docker, or else that of the program `iptables` if it works, or else the other
+/// one.
 ///
-/// Chains prove that the kernel has the variant's tables. Nothing else is tried where there are any.
+/// If there are any chains, they prove that the kernel has the variant's tables, and nothing else is tried.
 pub(super) fn variant_for(table: TableName) -> Result<Variant, Error> {
     match shown_variant()? {
         Some(variant) => Ok(variant),
@@ -206,7 +207,7 @@ pub(super) fn chosen_variant() -> Result<Variant, Error> {
     variant_for(TableName::Nat)
 }
 
-/// The variant that [`variant_for`] chooses, after a trial of its programs.
+/// Like [`variant_for`], but always tries the variant's programs.
 pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
     match shown_variant()? {
         Some(variant) => trial::try_out(variant, table).map(|()| variant),
@@ -214,7 +215,7 @@ pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
     }
 }
 
-/// The variant that this node uses for the nat table, after a trial of its programs.
+/// The variant that this node uses for the nat table, whose programs have been tried.
 ///
 /// # Errors
 /// [`Error::NoIptables`] or [`Error::IptablesFails`] if no variant works.
@@ -222,7 +223,7 @@ pub fn working_variant() -> Result<Variant, Error> {
     tried_variant(TableName::Nat)
 }
 
-/// The variants in the order in which they are tried: that of the program `iptables` first.
+/// The variants in the order in which they are tried, beginning with that of the program `iptables`.
 fn candidates() -> Vec<Variant> {
     let plain = default_variant();
     let others = Variant::ALL.into_iter().filter(|variant| Some(*variant) != plain);
@@ -232,7 +233,7 @@ fn candidates() -> Vec<Variant> {
 /// The variant whose chains are on the node, if its programs are installed.
 fn shown_variant() -> Result<Option<Variant>, Error> {
     let detector = Detector::open()?;
-    // Masquerade alone has no chain of a fixed name.
+    // This comes first, because if there is only masquerade, no chain has a fixed name.
     if let Some(place) = detector.places(Detector::has_containers)?.first() {
         return Ok(Some(place.variant));
     }

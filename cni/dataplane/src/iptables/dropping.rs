@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Whether the chain FORWARD accepts published ports, where its policy is to drop.
+//! Finds out whether the chain FORWARD accepts connections to published ports if its policy is to drop packets.
 
 use std::net::IpAddr;
 
@@ -16,15 +16,15 @@ use crate::AddressFamily;
 pub(crate) const FORWARD: &str = filter::FORWARD;
 /// Docker's chain for rules of administrators, which Docker never changes.
 pub(crate) const DOCKER_USER: &str = "DOCKER-USER";
-/// Chains that FORWARD leads to and that may accept published ports.
+/// Chains to which FORWARD jumps and that may accept connections to published ports.
 const CHAINS: [&str; 4] = [FORWARD, DOCKER_USER, filter::CONTAINERS, filter::ADMIN];
 
-/// Connections to published ports that a chain accepts, as far as its rules show it.
+/// The connections to published ports that a chain accepts, as far as its rules show it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Admitted {
     /// True if the chain accepts connections to all addresses.
     pub(crate) all: bool,
-    /// The containers' addresses, or networks of them.
+    /// The addresses of containers, or networks that contain them.
     pub(crate) networks: Vec<IpNet>,
 }
 
@@ -34,7 +34,7 @@ impl Admitted {
     }
 }
 
-/// A chain FORWARD as it was read.
+/// The chain FORWARD as it was read.
 pub(crate) struct Found {
     pub(crate) admitted: Admitted,
     /// True if FORWARD leads to Docker's chain.
@@ -43,7 +43,7 @@ pub(crate) struct Found {
     pub(crate) program: String,
 }
 
-/// Reads the chain; without the programs of iptables nothing is known of its rules.
+/// Reads the chain. Without the programs of iptables, nothing is known about its rules.
 pub(crate) fn read(variant: Variant, family: AddressFamily) -> Found {
     let tools = Tools::new(Place { variant, family }, TableName::Filter);
     let listing = tools.read(&CHAINS).unwrap_or_default();

@@ -17,10 +17,10 @@
 //!                         -j RETURN
 //! ```
 //!
-//! The rules for published ports, marked as ours, are missing in the reference. There a chain FORWARD that drops by
-//! default closes the ports of its containers, and isolation closes them to containers of other bridges. The address in
-//! the rule of a container keeps it from opening ports of other engines, which an administrator may have restricted in
-//! a later chain.
+//! The reference plugin does not have the rules that are marked as ours, for published ports. Without them, a chain
+//! FORWARD that drops by default closes the ports of the plugin's containers, and isolation closes them to containers
+//! on other bridges. The rule for a container contains the container's address, because otherwise it would also open
+//! ports of other engines, which an administrator may have restricted in a later chain.
 
 use std::net::IpAddr;
 
@@ -48,15 +48,16 @@ pub(super) const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const RULES: &str = "CNI firewall plugin rules";
 const ADMIN_OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
-/// The comment of the rule that the reference lacks.
+/// The comment of the rule that the reference plugin does not have.
 const PUBLISHED: &str = "made by slipway: published ports";
-/// The uses of [`CONTAINERS`] without containers: the rule that leads to it, and the one for an administrator.
+/// The uses of [`CONTAINERS`] without containers: the rule that jumps to it, and the jump to the administrator's
+/// chain.
 const EMPTY_USES: u32 = 2;
 
 /// The comment that versions of the reference without the policy `isolated` write in place of [`EITHER`].
 const OLDER_EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge)";
 
-/// The policies for a bridge that its containers ask for.
+/// The policies that a bridge's containers ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Isolation {
     bridge: String,
@@ -77,7 +78,7 @@ impl Isolation {
         !self.same_bridge && !self.isolated
     }
 
-    /// The rules of the first chain, in order.
+    /// The rules of the first isolating chain, in order.
     fn stage_1(&self) -> Vec<Rule> {
         let bridge = self.bridge.as_str();
         let comment = |policy: &str| format!("{RULES} (ingressPolicy: {policy})");
@@ -111,7 +112,7 @@ pub(crate) struct FilterPlan {
     pub(crate) admitted: Vec<IpAddr>,
     /// Addresses whose rules are removed.
     pub(crate) dismissed: Vec<IpAddr>,
-    /// The policies of the container's bridge; none to leave the bridge's rules as they are.
+    /// The policies of the container's bridge, or none to leave the bridge's rules as they are.
     pub(crate) isolation: Option<Isolation>,
     pub(crate) admin: ChainName,
 }
@@ -123,7 +124,7 @@ impl FilterPlan {
     }
 }
 
-/// The rules of the reference for an address.
+/// The rules that the reference plugin makes for an address.
 fn of_address(address: IpAddr) -> [Rule; 2] {
     let net = IpNet::from(address);
     [
@@ -132,7 +133,7 @@ fn of_address(address: IpAddr) -> [Rule; 2] {
     ]
 }
 
-/// The rule that accepts connections to an address which were translated to it.
+/// The rule that accepts connections which were translated to an address.
 fn of_published(address: IpAddr) -> Rule {
     Rule::new().with_destination(IpNet::from(address)).with(TRANSLATED).jump("ACCEPT")
 }
@@ -142,12 +143,12 @@ fn all_of_address(address: IpAddr) -> impl Iterator<Item = Rule> {
     of_address(address).into_iter().chain([of_published(address)])
 }
 
-/// The rule that lets translated packets pass the chains that isolate.
+/// The rule that lets translated packets skip the chains that isolate.
 fn published() -> Rule {
     Rule::new().with_comment(PUBLISHED).with(TRANSLATED).jump("RETURN")
 }
 
-/// True if translated packets pass the chains that isolate, or there are no such chains.
+/// True if translated packets skip the chains that isolate, or if there are no such chains.
 fn passes_published(listing: &Listing) -> bool {
     !listing.has(STAGE_1) || listing.rules(STAGE_1).first() == Some(&published())
 }
@@ -168,7 +169,7 @@ fn back() -> Rule {
     Rule::new().with_comment(EITHER).jump("RETURN")
 }
 
-/// True if the listed rule is this one, as this or an older version of the reference writes it.
+/// True if the listed rule is this one, in the form that this or an older version of the reference plugin writes.
 fn is(listed: &Rule, rule: &Rule) -> bool {
     let same =
         |(listed, word): (&String, &String)| listed == word || (word == EITHER && listed == OLDER_EITHER);
@@ -185,7 +186,7 @@ fn has(listing: &Listing, chain: &str, rule: &Rule) -> bool {
     listing.rules(chain).iter().any(|listed| is(listed, rule))
 }
 
-/// The tools of the variant that has such chains, else of the node's variant.
+/// The tools of the variant that has such chains, or else those of the node's variant.
 pub(crate) fn tools() -> Result<Tools, Error> {
     let mut shown = places()?.into_iter().map(|place| place.variant);
     let held = shown.find(|variant| tools::programs(*variant).is_ok());
@@ -248,7 +249,7 @@ pub(crate) fn of_family(addresses: &[IpAddr], family: AddressFamily) -> impl Ite
     addresses.iter().copied().filter(move |address| AddressFamily::of(*address) == family)
 }
 
-/// True if there may be rules of one of these addresses. Runs no program.
+/// True if there may be rules for one of these addresses. Runs no program.
 pub(crate) fn may_name_any(addresses: &[IpAddr]) -> Result<bool, Error> {
     if addresses.is_empty() {
         return Ok(false);
@@ -268,7 +269,7 @@ pub(crate) fn may_name_any(addresses: &[IpAddr]) -> Result<bool, Error> {
 
 /// True if there may be rules that isolate the bridge. Runs no program.
 pub(crate) fn may_isolate(bridge: &str) -> Result<bool, Error> {
-    // The kernel ends names with a NUL.
+    // The kernel terminates names with a NUL.
     let name = [bridge.as_bytes(), &[0]].concat();
     for place in places()? {
         if detect::has_rule(place, TableName::Filter, STAGE_1, std::slice::from_ref(&name))? {
@@ -278,7 +279,7 @@ pub(crate) fn may_isolate(bridge: &str) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// The bridges that rules isolate.
+/// The bridges that are isolated by rules.
 pub(crate) fn isolated_bridges() -> Result<Vec<String>, Error> {
     let mut bridges = Vec::new();
     for place in places()? {
@@ -290,7 +291,7 @@ pub(crate) fn isolated_bridges() -> Result<Vec<String>, Error> {
     Ok(bridges)
 }
 
-/// The chain that drops packets from one link to another, and true if it lets translated ones pass.
+/// The chain that drops packets from one link to another, and whether it lets translated packets pass.
 pub(crate) fn separates(
     from: &str,
     to: &str,
@@ -316,9 +317,9 @@ fn separating(listing: &Listing, from: &str, to: &str) -> Option<&'static str> {
     (leads && ends).then_some(STAGE_2)
 }
 
-/// The reason to keep the chains, if rules of a container or an administrator need them.
+/// Why the chains must be kept: rules of a container or of an administrator need them.
 pub(super) fn needed(listing: &Listing) -> Option<&'static str> {
-    // An administrator's chain may have another name.
+    // The administrator's chain may have another name.
     let leads_to_admin = |rule: &Rule| rule.target().is_some_and(|to| admin_entry(to) == *rule);
     if listing.rules(CONTAINERS).iter().any(|rule| !leads_to_admin(rule)) {
         return Some("containers' rules are there");
@@ -363,7 +364,7 @@ fn changes(listing: &Listing, plan: &FilterPlan) -> Batch {
     } else if !passes_published(listing) {
         put_published_first(&mut batch, listing);
     }
-    // The jump to the isolating chains precedes the one to those that accept.
+    // The jump to the isolating chains must precede the jump to the chain that accepts.
     let isolating = listing.rules(FORWARD).iter().find(|listed| is(listed, &isolation_entry()));
     if let Some(listed) = isolating.filter(|_| is_new) {
         batch.delete(FORWARD, listed);
@@ -372,7 +373,7 @@ fn changes(listing: &Listing, plan: &FilterPlan) -> Batch {
     batch
 }
 
-/// Makes the rule for translated packets the first one.
+/// Moves the rule for translated packets to the beginning.
 fn put_published_first(batch: &mut Batch, listing: &Listing) {
     if listing.contains(STAGE_1, &published()) {
         batch.delete(STAGE_1, &published());
@@ -380,7 +381,7 @@ fn put_published_first(batch: &mut Batch, listing: &Listing) {
     batch.insert(STAGE_1, &published());
 }
 
-/// Makes these the only rules of the bridge. New ones are inserted, as the reference does.
+/// Replaces the bridge's rules with these. New ones are inserted, as the reference plugin does.
 fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
     let bridge = isolation.bridge.as_str();
     let mut inserted = false;
@@ -401,8 +402,8 @@ fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
     }
 }
 
-/// The changes that remove the rules of the plan. As with the reference, [`CONTAINERS`] stays; the isolating
-/// chains go with the last bridge.
+/// The changes that remove the rules of the plan. Like with the reference plugin, [`CONTAINERS`] stays. The isolating
+/// chains are removed together with the last bridge.
 fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     let mut batch = Batch::new(TableName::Filter);
     for rule in plan.dismissed.iter().flat_map(|address| all_of_address(*address)) {
@@ -422,13 +423,13 @@ fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     batch
 }
 
-/// Compares the listed rules with those of the plan that the reference makes, too. Containers that it or an earlier
-/// version attached lack the others.
+/// Compares the listed rules with those rules of the plan that the reference plugin makes as well. Containers that it
+/// or an earlier version attached do not have the others.
 pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
     compare(tools, plan, |_| Vec::new())
 }
 
-/// Compares the listed rules with the plan, those for published ports too.
+/// Compares the listed rules with the whole plan, including the rules for published ports.
 pub(crate) fn check_all(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
     compare(tools, plan, |listing| {
         let of_addresses = plan.admitted.iter().map(|address| (CONTAINERS, of_published(*address)));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Rules for the packets of a bridge in the chain FORWARD of either variant, where that chain drops by default. Docker
-//! and ufw set that policy.
+//! Rules that accept the packets of a bridge in the chain FORWARD of either variant, if that chain drops by default.
+//! Docker and ufw set that policy.
 //!
 //! ```text
 //! FORWARD    -i BRIDGE -m comment --comment "made by slipway" -j ACCEPT
 //!            -o BRIDGE -m comment --comment "made by slipway" -j ACCEPT
 //! ```
 //!
-//! The rules are at the end of the chain, so that packets that a rule of another program drops or rejects stay dropped.
+//! The rules are appended to the chain, so packets that another program's rule drops or rejects are still dropped.
 
 use cni_nftables::{Policy, Socket};
 
@@ -23,8 +23,8 @@ use crate::{AddressFamily, Error};
 
 const COMMENT: &str = "made by slipway";
 
-/// Accepts the packets from and to a link in each chain FORWARD of these families that drops by default, and returns the
-/// places where rules were missing. The link may be missing.
+/// Accepts the packets from and to a link in every chain FORWARD of these families that drops by default. Returns the
+/// places where rules were missing. The link need not exist.
 pub fn accept(link: &str, families: &[AddressFamily]) -> Result<Vec<Place>, Error> {
     let mut changed = Vec::new();
     for place in Place::all().filter(|place| families.contains(&place.family)) {
@@ -36,7 +36,7 @@ pub fn accept(link: &str, families: &[AddressFamily]) -> Result<Vec<Place>, Erro
     Ok(changed)
 }
 
-/// Deletes the rules of [`accept`] for a link, and returns the places where there were some.
+/// Deletes the rules of [`accept`] for a link. Returns the places where rules existed.
 pub fn withdraw(link: &str) -> Result<Vec<Place>, Error> {
     let mut changed = Vec::new();
     for place in Place::all() {
@@ -64,7 +64,7 @@ fn update(
     Ok(())
 }
 
-/// The policy of the chain; none if it does not exist.
+/// The policy of the chain, or none if the chain does not exist.
 fn chain(place: Place) -> Result<Option<Policy>, Error> {
     match place.variant {
         Variant::Nft => {

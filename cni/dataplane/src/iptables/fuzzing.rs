@@ -23,7 +23,7 @@ pub fn saved_rules(text: &[u8]) -> impl Debug {
         let part = Listing::parse_chains(&text, TableName::Nat, &[chain]);
         assert_eq!(part.rules(chain), listing.rules(chain), "chain {chain:?} alone is read differently");
         for rule in listing.rules(chain) {
-            // Names go into the input of iptables-restore, where a line break would begin another command.
+            // Names become part of the input of iptables-restore, where a line break would start another command.
             let line = rule.to_string();
             assert!(!line.contains(['\n', '\r', '\0']), "{line:?} is several lines");
             let is_changed = rule.words().iter().any(|word| word.contains(['\n', '\r', '\0']));
@@ -47,7 +47,8 @@ pub fn saved_rules(text: &[u8]) -> impl Debug {
     (read, of_family, read_masquerade(&listing, &masquerade), batch)
 }
 
-/// The conditions of a mapping in the words of iptables, a line each. What is translated is accepted by the other backend.
+/// The conditions of a mapping in the syntax of iptables, one per line. Translated conditions must be accepted by the
+/// other backend.
 pub fn conditions(text: &[u8]) -> impl Debug {
     let text = String::from_utf8_lossy(text);
     let words: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -14,7 +14,7 @@ use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
 use cni_spec::text::hex;
 
-/// The number of rules from which on a file records that a table has no chains of containers.
+/// From this number of rules on, a file records that a table has no chains of containers.
 const LARGE: usize = 1000;
 
 fn failed(error: XtablesError) -> Error {
@@ -42,10 +42,10 @@ pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<Stri
 
 /// The chains of the nat table whose names have the prefix of the reference plugins.
 ///
-/// The kernel hands out a table only as a whole, at about half a microsecond a rule. So a file records the
-/// fingerprint of a large table without such chains, and the table is read again only after a change, not for each
-/// container. Tables with such chains are not recorded, because one container's chains may have replaced
-/// another's of the same size.
+/// The kernel returns a table only as a whole, at about half a microsecond per rule. So for a large table without
+/// such chains, a file records the table's fingerprint, and the table is read again only after a change, not for
+/// every container. Tables with such chains are not recorded, because the chains of one container may have been
+/// replaced with another container's chains of the same size.
 pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     let Some(info) = xtables::info(family, TableName::Nat.as_str()).map_err(failed)? else {
         return Ok(Vec::new());
@@ -60,8 +60,8 @@ pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     }
     let mut chains = chains(family, TableName::Nat)?;
     chains.retain(|chain| chain.starts_with(MASQUERADE_PREFIX));
-    // If the table has changed since, the fingerprint belongs to an old state, and the next call reads the
-    // table again.
+    // If the table has changed since it was read, this is the fingerprint of the old table, and the next call reads
+    // the table again.
     if let (true, Some((directory, file))) = (chains.is_empty(), &file)
         && let Err(error) = directory.replace(file, fingerprint.as_bytes(), 0o600)
     {
@@ -70,7 +70,8 @@ pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     Ok(chains)
 }
 
-/// The file for the thread's network namespace and family. It is below /run, which a reboot empties, too.
+/// The file for the thread's network namespace and the family. /run is emptied at a reboot, when all tables are empty
+/// as well.
 fn fingerprint_file(family: AddressFamily) -> Option<(DurableDir, String)> {
     let netns = netns()?;
     let directory = DurableDir::create(Path::new(RUN_DIR), 0o755).ok()?;

@@ -8,7 +8,7 @@ use super::names::TableName;
 use super::quote;
 use super::rule::Rule;
 
-/// Chains of one family's table with their rules, in order.
+/// The chains of one family's table with their rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
     chains: BTreeMap<String, Vec<Rule>>,
@@ -20,7 +20,7 @@ impl Listing {
         Self::parse_if(text, table, |_| true)
     }
 
-    /// Parses these chains alone, of a table that may have many rules.
+    /// Parses only these chains, because the table may have many rules.
     pub(crate) fn parse_chains(text: &str, table: TableName, chains: &[&str]) -> Self {
         Self::parse_if(text, table, |chain| chains.contains(&chain))
     }
@@ -45,7 +45,8 @@ impl Listing {
             let Some(chain) = line.split(' ').nth(1).filter(|chain| wanted(chain)) else { continue };
             let mut words = quote::split(line).into_iter();
             let command = words.next();
-            // Names of chains have no spaces and no quotes: in any other line the word is not the chain's name.
+            // Names of chains contain neither spaces nor quotes, so in any other line this word is not the chain's
+            // name.
             if words.next().as_deref() != Some(chain) {
                 continue;
             }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference
-//! and tools that read these chains find, check and remove each other's rules.
+//! The compatibility backend, which uses the chains, rules and comments of the reference plugins. Slipway, the
+//! reference plugins, and tools that read these chains can find, check and remove each other's rules.
 //!
-//! Only this backend runs programs, those of iptables: for each family, one that prints the
-//! chains that matter and one that changes them. The guard of the node's loopback and the owners' namespaces
-//! have no place in the chains, and are in the table of the nftables backend.
+//! This is the only backend that runs programs, those of iptables: for each family, one that prints the relevant
+//! chains and one that changes them. The chains have no place for the guard of the node's loopback and the owners'
+//! namespaces, which are in the table of the nftables backend.
 //!
-//! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
+//! Each file uses only the files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
 //! `tools`, `trial`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
 //! `networks`, `withdraw`, `filter`, `dropping`, `forward`, `shared_chains`, `chain_reader` (the operations).
 
@@ -66,12 +66,12 @@ pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use shared_chains::{Purpose, SharedChains};
 pub use tools::{Place, Variant};
 
-/// The iptables backend, on the network namespace of the calling thread.
+/// The iptables backend, which acts on the network namespace of the calling thread.
 #[derive(Debug, Default)]
 pub struct Iptables {}
 
 impl Iptables {
-    /// Makes the backend. Opens and runs nothing yet.
+    /// Makes the backend, without opening or running anything.
     #[must_use]
     pub fn new() -> Self {
         Self {}
@@ -82,8 +82,8 @@ impl Iptables {
         Ok(!detect::places_of(attachment, kinds)?.is_empty())
     }
 
-    /// Refuses the request if a chain of a living container has one of its ports, whichever backend the
-    /// request is for. Runs a program only if there are such chains.
+    /// Refuses the request if a chain of a living container has one of its ports, whichever backend the request is
+    /// for. Runs a program only if there are such chains.
     ///
     /// # Errors
     /// [`Error::Conflict`] or [`Error::Taken`], or the chains cannot be read.
@@ -102,9 +102,9 @@ impl Iptables {
     }
 }
 
-/// The steps of a migration to this backend. They record no owner and end no flow: both are up to the caller.
+/// The steps of a migration to this backend. Recording the owner and ending flows is left to the caller.
 impl Iptables {
-    /// True if another living attachment of the container has rules of that kind in the same chains.
+    /// True if another living attachment of the container has rules of this kind in the same chains.
     pub(crate) fn shares_chains(
         session: &Session,
         attachment: &Attachment,
@@ -124,7 +124,7 @@ impl Iptables {
         masquerade(request, chosen_variant()?, ChainUse::Exclusive)
     }
 
-    /// Removes an attachment's chains of the kind of that entry.
+    /// Removes the attachment's chains of the entry's kind.
     pub(crate) fn unmake(attachment: &Attachment, kind: u32) -> Result<(), Error> {
         in_each_place(attachment, &[kind], withdraw::remove_chains).map(drop)
     }
@@ -135,7 +135,8 @@ fn check_request(request: &PortRequest) -> Result<(), Error> {
     plan::refuse_contradictions(request)
 }
 
-/// The owners of chains, in the table of the nftables backend; none if the kernel has no nf_tables.
+/// The owners of chains, which are recorded in the table of the nftables backend. None if the kernel has no
+/// nf_tables.
 struct Owners(Option<Session>);
 
 impl Owners {
@@ -170,7 +171,7 @@ impl Owners {
     }
 }
 
-/// The use of an attachment's chains of the kind of that entry.
+/// Who uses an attachment's chains of the entry's kind.
 fn chain_use(session: &Session, kind: u32, attachment: &Attachment) -> Result<ChainUse, Error> {
     let own = Owner::of(attachment);
     let is_other = |owner: &Owner| {
@@ -183,7 +184,7 @@ fn chain_use(session: &Session, kind: u32, attachment: &Attachment) -> Result<Ch
     Ok(if is_shared { ChainUse::Shared } else { ChainUse::Exclusive })
 }
 
-/// The kinds of owners' entries for these kinds.
+/// The kinds of owners' entries that correspond to these kinds.
 pub(crate) fn record_kinds(kinds: Kinds) -> Vec<u32> {
     let ports = kinds.ports().then_some(KIND_IPTABLES_PORTS);
     ports.into_iter().chain(kinds.masquerade().then_some(KIND_IPTABLES_MASQUERADE)).collect()
@@ -197,7 +198,7 @@ fn kinds_of(records: &[u32]) -> Kinds {
     }
 }
 
-/// Ends flows through these ports. A failure is only logged: the flows end by their timeouts.
+/// Ends flows through these ports. A failure is only logged, because the flows time out eventually.
 fn flush(ports: &[PublishedPort], which: impl Fn(IpAddr) -> Selection) {
     let ports: Vec<_> = ports.iter().map(|port| (port.host, which(port.container))).collect();
     if let Err(e) = conntrack::flush(&ports) {
@@ -226,9 +227,9 @@ impl Publisher<'_> {
         Ok(())
     }
 
-    /// Refuses ports of living containers, and removes the chains of dead ones that have the plan's ports.
-    /// Returns the plan's chains as they are then. `published` is the position of the plan's own entry rules,
-    /// once they are committed.
+    /// Refuses ports of living containers, and removes the chains of dead containers that have the plan's ports.
+    /// Returns the plan's chains as they are afterwards. `published` is the position of the plan's own entry rules if
+    /// they are already committed.
     fn refuse_conflicts(
         &self,
         tools: &Tools,
@@ -238,14 +239,14 @@ impl Publisher<'_> {
         let listing = publish::read_for_ports(tools, plan)?;
         let mut removed: Vec<String> = Vec::new();
         for conflict in publish::conflicts(tools, &listing, plan)? {
-            // If two ADDs run concurrently, the second one sees the rules of the first and gives way. The first one
-            // continues, unless its rules come before others: those may have been committed without seeing
-            // them.
+            // If two ADDs run concurrently, the second one sees the rules of the first one and gives way. The first
+            // one continues, unless its rules were inserted before others, which may have been committed without
+            // seeing them.
             if published == Some(Position::Last) && conflict.is_behind {
                 continue;
             }
-            // A container that is joined to several networks publishes the same ports on each. The first
-            // network serves them, and the next one when the container leaves it.
+            // A container that is joined to several networks publishes the same ports on each of them. The first
+            // network serves the ports, and the next one takes over when the container leaves the first.
             let id = self.request.attachment.container_id();
             if conflict.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
                 continue;
@@ -285,7 +286,7 @@ impl Publisher<'_> {
     }
 }
 
-/// The command that empties a chain in each family that has it, for people.
+/// The command that empties a chain in each family that has the chain, for people.
 fn emptying(tools: &Tools, chain: &str) -> String {
     let all = AddressFamily::BOTH.map(|family| tools.with_family(family));
     let present = all.iter().filter(|tools| tools.read(&[chain]).is_ok_and(|listing| listing.has(chain)));
@@ -301,8 +302,8 @@ fn masquerade(request: &MasqueradeRequest, variant: Variant, chain_use: ChainUse
     })
 }
 
-/// Removes an attachment's chains of these kinds, or rules in them, in each place that has one. Returns the
-/// ports that are no longer published.
+/// In each place where the attachment has a chain of these kinds, removes the chain or rules in it. Returns the ports
+/// that are no longer published.
 fn in_each_place(
     attachment: &Attachment,
     kinds: &[u32],
@@ -334,7 +335,7 @@ impl Backend for Iptables {
         }
         let is_repeated = self.holds(attachment, Kinds::Ports)?;
         let _lock = publish::lock_for_writing();
-        // Writing the owner also makes the guard of the loopback, which must precede the ports.
+        // Writing the owner also creates the guard of the loopback, which must exist before the ports.
         publisher.owners.put(KIND_IPTABLES_PORTS, attachment, &request.netns)?;
         let published = publisher.publish(variant);
         if published.is_err()
@@ -367,7 +368,7 @@ impl Backend for Iptables {
             kinds => kinds,
         };
         let (mut exclusive, mut shared, mut unpublished) = (Vec::new(), Vec::new(), Vec::new());
-        // Other attachments of the container may have one kind and not the other.
+        // Other attachments of the container may have rules of only one kind.
         for kind in record_kinds(kinds) {
             if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
                 exclusive.push(kind);
@@ -380,8 +381,8 @@ impl Backend for Iptables {
         }
         unpublished.extend(in_each_place(attachment, &exclusive, withdraw::remove_chains)?);
         owners.remove(AttachmentHash::of(attachment), &record_kinds(kinds))?;
-        // Two attachments that are removed at once see each other above. The one whose entry is removed last finds no
-        // other here.
+        // Two attachments that are removed concurrently see each other in the check above. Here, the one whose entry
+        // is removed last finds no other attachment.
         for kind in shared {
             if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
                 unpublished.extend(in_each_place(attachment, &[kind], withdraw::remove_chains)?);
@@ -449,7 +450,7 @@ impl Backend for Iptables {
     }
 }
 
-/// The recorded owner counts; without a record the comment's, which names no interface.
+/// The recorded owner counts. Without a record, it is the owner in the comment, which does not name the interface.
 fn owner_of(named: &CommentOwner, recorded: &[OwnerRecord]) -> Owner {
     let found = recorded.iter().find(|recorded| named.may_be(&recorded.owner));
     found.map(|recorded| recorded.owner.clone()).unwrap_or_else(|| Owner {

@@ -9,10 +9,10 @@ use sha2::{Digest, Sha512};
 use crate::Kinds;
 pub(crate) use crate::chain_name::ChainName;
 
-/// Longest comment that the comment match carries, in bytes (`XT_MAX_COMMENT_LEN` less its NUL).
+/// The longest comment that the comment match accepts, in bytes (`XT_MAX_COMMENT_LEN` without the NUL).
 const COMMENT_MAX: usize = 255;
 
-/// The chain of entry rules: one rule for each container, protocol and fifteen ports.
+/// The chain of entry rules: one rule for each container, protocol and group of up to fifteen ports.
 pub(crate) const HOSTPORT_DNAT: &str = "CNI-HOSTPORT-DNAT";
 /// The chain that sets the mark.
 pub(crate) const HOSTPORT_SETMARK: &str = "CNI-HOSTPORT-SETMARK";
@@ -54,8 +54,8 @@ impl TableName {
 }
 
 impl ChainName {
-    /// A container's chain: the prefix and as much of the hash as fits. As in the reference, network and
-    /// container are hashed without a separator, and the interface is not hashed.
+    /// The name of a container's chain: the prefix and as much of the hash as fits. As in the reference plugins,
+    /// network and container are hashed without a separator, and the interface is left out.
     fn of(prefix: &str, network: &str, container_id: &str) -> Self {
         let mut hasher = Sha512::new();
         hasher.update(network);
@@ -109,11 +109,11 @@ pub(crate) fn dnat_comment(attachment: &Attachment) -> String {
 
 /// The comment of a rule of `ipMasq`.
 pub(crate) fn masquerade_comment(attachment: &Attachment) -> String {
-    // The specification allows no characters in these names that would have to be quoted.
+    // These names need no quoting, because the specification restricts their characters.
     cut(format!("name: \"{}\" id: \"{}\"", attachment.network(), attachment.container_id()))
 }
 
-/// Cuts a comment that is too long, and ends it with two dots as the reference does.
+/// Shortens a comment that is too long, and ends it with two dots like the reference plugins.
 fn cut(mut comment: String) -> String {
     if comment.len() > COMMENT_MAX {
         comment.truncate(COMMENT_MAX - 2);
@@ -123,7 +123,7 @@ fn cut(mut comment: String) -> String {
 }
 
 impl CommentOwner {
-    /// Parses the comment of an entry rule or of `ipMasq`; none if it has another form.
+    /// Parses the comment of an entry rule or of `ipMasq`. None if the comment has another form.
     pub(crate) fn parse(comment: &str) -> Option<Self> {
         let comment =
             ["dnat ", "snat "].iter().find_map(|kind| comment.strip_prefix(kind)).unwrap_or(comment);
@@ -136,7 +136,7 @@ impl CommentOwner {
         Some(Self { network: network.to_owned(), container_id: id.to_owned(), cut })
     }
 
-    /// True if the owner in a record may be this container. Names may be cut on both sides.
+    /// True if the owner in a record may be this container. The names may be cut in both places.
     pub(crate) fn may_be(&self, owner: &crate::Owner) -> bool {
         let id = owner.container_id.strip_suffix('~').unwrap_or(&owner.container_id);
         let whole = id.len() == owner.container_id.len();
@@ -147,7 +147,7 @@ impl CommentOwner {
             }
     }
 
-    /// True if the comment names the attachment's container, as far as it is not cut.
+    /// True if the comment names the attachment's container, as far as the comment is not cut.
     pub(crate) fn is(&self, attachment: &Attachment) -> bool {
         let id = attachment.container_id();
         self.network == attachment.network()
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_reference() {
-        // Read off the reference plugins' own chains.
+        // Copied from chains that the reference plugins made.
         let a = attachment("cnitool-20b4ff582526573bbe7d");
         assert_eq!(ChainName::dnat(&a).as_str(), "CNI-DN-ae36f577134103263fc7b");
         assert_eq!(ChainName::masquerade(&a).as_str(), "CNI-ae36f577134103263fc7b752");

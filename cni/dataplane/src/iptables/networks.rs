@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Marks packets from a container's other networks on the way to its published ports: see `crate::networks`. The rules
-//! have the same form as those that the reference makes for the container's own network.
+//! Marks packets from a container's other networks on their way to its published ports (see `crate::networks`). The
+//! rules have the same form as those that the reference plugin makes for the container's own network.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,11 +18,11 @@ use crate::Error;
 use crate::networks::ContainerNetworks;
 use crate::nftables::schema::other_networks;
 
-/// Makes the chains of the container's ports match these networks. Runs no program where there are no such chains.
+/// Adapts the chains of the container's ports to these networks. Runs no program if there are no such chains.
 pub(crate) fn set(container: &ContainerNetworks) -> Result<(), Error> {
     let operation = format!("set the networks of container {}", container.container_id);
     for place in detect::places_with_ports()? {
-        // Most further interfaces are of containers without ports, and a tool takes milliseconds.
+        // Most additional interfaces belong to containers without ports, and running a tool would take milliseconds.
         if !detect::has_rule(place, TableName::Nat, names::HOSTPORT_DNAT, &[begin(&container.container_id)])?
         {
             continue;
@@ -44,12 +44,12 @@ pub(crate) fn set(container: &ContainerNetworks) -> Result<(), Error> {
     Ok(())
 }
 
-/// The part of a container's ID that the comments of its rules have, however long the network's name is.
+/// The part of a container's ID that appears in the comments of its rules, however long the network's name is.
 fn begin(id: &str) -> Vec<u8> {
     id.bytes().take(8).collect()
 }
 
-/// The chains of the container's ports, on whichever network.
+/// The chains of the container's ports, whatever their network.
 fn chains_of(listing: &Listing, container: &ContainerNetworks) -> Vec<String> {
     let id = &container.container_id;
     let is_of = |owner: &CommentOwner| match owner.cut {
@@ -64,8 +64,8 @@ fn chains_of(listing: &Listing, container: &ContainerNetworks) -> Vec<String> {
     chains
 }
 
-/// The rules of a chain, with those that mark packets from other networks as these networks need them. Before each
-/// translation are the rules that mark; the one for the published network is the pattern of the others.
+/// The rules of a chain, with the rules that mark packets from other networks adapted to these networks. The marking
+/// rules come before each translation, and the one for the published network is the pattern for the others.
 pub(super) fn with_networks(rules: &[Rule], container: &ContainerNetworks) -> Vec<Rule> {
     let mut all = Vec::new();
     for group in rules.split_inclusive(|rule| rule.translation().is_some()) {
@@ -76,8 +76,8 @@ pub(super) fn with_networks(rules: &[Rule], container: &ContainerNetworks) -> Ve
             continue;
         };
         let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        // Another network may contain the container's own but cannot be inside it, so the narrowest one is the
-        // container's own.
+        // Another network may contain the container's own network, but cannot be inside it, so the narrowest one is
+        // the container's own.
         let containing = |rule: &Rule| rule.source().filter(|source| source.contains(&network.addr()));
         let narrowest = marking.iter().filter_map(containing).max_by_key(IpNet::prefix_len);
         let is_own = |rule: &&Rule| narrowest.is_some() && rule.source() == narrowest;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Turns a request into chains and rules, one plan for each address family. Pure.
+//! Turns a request into chains and rules, with one plan for each address family. These are pure functions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
     RequestError, Snat,
 };
 
-/// Most ports that one multiport match takes (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
+/// The most ports that one multiport match accepts (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
 const PORTS_PER_RULE: usize = 15;
 
 /// The mappings of one container in one family.
@@ -28,16 +28,16 @@ pub(crate) struct PortPlan {
     pub(crate) rules: Vec<Rule>,
     /// The rules of [`names::HOSTPORT_DNAT`] that jump to it.
     pub(crate) entries: Vec<Rule>,
-    /// The rules of chains that all containers share, in the order of making.
+    /// Rules in chains that all containers share, in the order in which they are made.
     pub(crate) shared: Vec<SharedRule>,
     /// The published ports.
     pub(crate) keys: Vec<PortKey>,
-    /// The networks that the container has by other interfaces.
+    /// The networks to which the container is connected by its other interfaces.
     others: Vec<IpNet>,
 }
 
 impl PortPlan {
-    /// True if a rule marks packets from another network of the container.
+    /// True if a rule marks packets from another of the container's networks.
     pub(crate) fn is_of_other_network(&self, rule: &Rule) -> bool {
         rule.source().is_some_and(|source| self.others.contains(&source))
     }
@@ -66,7 +66,7 @@ pub(crate) struct SharedRule {
     pub(crate) first: bool,
 }
 
-/// Refuses mappings of one host port to different places: only the first would ever match.
+/// Refuses mappings of one host port to different destinations, because only the first one would ever match.
 pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> {
     for (i, port) in request.ports.iter().enumerate() {
         let mut others = request.ports.iter().skip(i + 1);
@@ -77,7 +77,7 @@ pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> 
     Ok(())
 }
 
-/// The plans for the ports, IPv4 first. A family that the container has no address of has no plan.
+/// The plans for the ports, IPv4 first. There is no plan for a family of which the container has no address.
 pub(crate) fn ports(request: &PortRequest) -> Vec<PortPlan> {
     let mut plans: Vec<PortPlan> =
         request.networks.iter().map(|network| port_plan(request, *network)).collect();
@@ -99,7 +99,7 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
             let (protocol, address) = (port.host.protocol, host_address(port));
             let key = PortKey { protocol, address, port: host_port };
-            // A port that is named twice gets a single rule, as in the reference.
+            // A port that is named twice gets a single rule, as with the reference plugin.
             if keys.contains(&key) {
                 continue;
             }
@@ -128,9 +128,8 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     PortPlan { family, chain, rules, entries, shared: shared(mark_bit), keys, others }
 }
 
-/// The mappings of the family in the configuration's order, as in the reference, with one exception: a
-/// mapping of a single address precedes one of all addresses that has the same port, which the reference gets
-/// wrong.
+/// The family's mappings in the configuration's order, as with the reference plugin, with one exception: a mapping of
+/// a single address precedes a mapping of all addresses for the same port. The reference plugin gets this wrong.
 fn in_order(request: &PortRequest, family: AddressFamily) -> Vec<&PublishedPort> {
     let ports = request.ports.iter().filter(|port| port.host.address.family() == family);
     let mut all: Vec<&PublishedPort> = ports.clone().collect();
@@ -154,9 +153,9 @@ fn host_address(port: &PublishedPort) -> Option<IpAddr> {
     }
 }
 
-/// The beginnings of rules that match packets to be masqueraded towards the container: all packets,
-/// or those of the container's network, of the node's loopback, and of networks that the container has by other
-/// interfaces, for which the reference has no rules.
+/// The first words of rules that match packets to be masqueraded on their way to the container. These are either all
+/// packets, or those from the container's network, from the node's loopback, and from the networks of the container's
+/// other interfaces, for which the reference plugin has no rules.
 fn marked_sources(snat: Snat, network: IpNet, others: &[IpNet]) -> impl Iterator<Item = Rule> {
     let localhost = IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let rules = match (snat, network) {
@@ -178,8 +177,7 @@ fn loopback(family: AddressFamily) -> IpNet {
     }
 }
 
-/// The entry rules: for each protocol, in the order of their names, the ports in the order of the
-/// configuration.
+/// The entry rules, sorted by the name of the protocol. The ports are in the configuration's order.
 fn entries(request: &PortRequest, family: AddressFamily, chain: &ChainName) -> Vec<Rule> {
     let conditions = request.iptables.conditions.of(family);
     let comment = names::dnat_comment(&request.attachment);
@@ -205,7 +203,7 @@ fn shared(mark_bit: Option<u8>) -> Vec<SharedRule> {
         shared.push(SharedRule { chain: setmark, rule: set, needs: setmark, first: false });
         let masquerade = Rule::new().with_mark_bit(bit).jump("MASQUERADE");
         shared.push(SharedRule { chain: masq, rule: masquerade, needs: masq, first: false });
-        // The jump comes first, because rules of other programs could accept the packet before it.
+        // The jump is inserted at the beginning, because rules of other programs could accept the packet before it.
         let jump = Rule::new().with_comment("CNI portfwd requiring masquerade").jump(masq);
         shared.push(SharedRule { chain: POSTROUTING, rule: jump, needs: masq, first: true });
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! ADD: makes the chains of one container hold the rules of a plan, by one input of the tool for each family.
+//! ADD: makes the chains of one container match a plan, with one input of the tool for each family.
 //!
-//! No lock is held between reading and writing. The tool refuses an input that makes a chain that exists by
-//! now, or deletes a rule that does not; then the chains are read again. Two ADDs of the same port do not see
-//! each other before they write, but do so afterwards: each rule has its position in the chain of entries.
+//! No lock is held between reading and writing. If another process has made or deleted something in the meantime, the
+//! tool refuses the input, because it would make a chain that exists or delete a rule that does not. The chains are
+//! then read again. Two ADDs of the same port do not see each other before they write, but afterwards they do,
+//! because each rule has a position in the chain of entry rules.
 
 use cni_kernel::lock::FileLock;
 use cni_spec::Attachment;
@@ -20,11 +21,10 @@ use crate::{AddressFamily, Error};
 
 /// The lock that is held while the rules that all containers share are made.
 const SHARED_RULES_LOCK: &str = "iptables.lock";
-/// Shared by processes that write a container's rules, exclusive to one that empties old places of a
-/// migration.
+/// Shared by processes that write a container's rules, and exclusive for a migration that empties old places.
 const MIGRATION_LOCK: &str = "iptables-moving.lock";
 
-/// A port of another container that the plan publishes, too.
+/// A port that the plan publishes and that belongs to another container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Conflict {
     pub(crate) key: PortKey,
@@ -46,12 +46,12 @@ pub(crate) enum Position {
     First,
 }
 
-/// The use of a container's chains, whose names do not contain the interface.
+/// Who uses a container's chains, whose names do not contain the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChainUse {
-    /// No other attachment of the container is known to live: the chains hold this attachment's rules alone.
+    /// No other living attachment of the container is known, so the chains contain only this attachment's rules.
     Exclusive,
-    /// Another attachment of the same container to the same network has rules there, which stay.
+    /// Another attachment of the same container to the same network has rules in the chains, which must stay.
     Shared,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, 
     tools.read(&port_chains(plan))
 }
 
-/// Publishes the ports of one family, given what was read of its chains. Returns the position of the entry
+/// Publishes the ports of one family, starting from what was read of its chains. Returns the position of the entry
 /// rules.
 pub(crate) fn publish(
     tools: &Tools,
@@ -75,8 +75,8 @@ pub(crate) fn publish(
     chain_use: ChainUse,
     mut seen: Listing,
 ) -> Result<Position, Error> {
-    // Two processes that make the shared rules at once make them twice: iptables-nft appends to a chain that
-    // has come into being since it looked.
+    // Two processes that make the shared rules concurrently would make them twice, because iptables-nft appends rules
+    // to a chain even if the chain was created after it had looked.
     let lacks_shared = plan.shared.iter().any(|wanted| !seen.contains(wanted.chain, &wanted.rule));
     let _lock = if lacks_shared {
         let lock = lock::take(SHARED_RULES_LOCK, Mode::Exclusive, PATIENCE);
@@ -102,8 +102,8 @@ pub(crate) fn publish(
 
 /// Takes the lock under which a container's owner and rules are written.
 ///
-/// Chains are named after the container, so a container that was added again has chains of the same names.
-/// The lock keeps a migration from deleting those in the old place.
+/// Chains are named after the container, so the chains of a container that was added again have the same names. The
+/// lock keeps a migration from deleting the new chains together with those in the old place.
 pub(crate) fn lock_for_writing() -> Option<FileLock> {
     lock::or_log(lock::take(MIGRATION_LOCK, Mode::Shared, PATIENCE), "a migration may delete new chains")
 }
@@ -116,7 +116,7 @@ pub(crate) fn lock_for_emptying() -> Option<FileLock> {
     )
 }
 
-/// The changes that make the plan hold.
+/// The changes that make the chains match the plan.
 pub(crate) fn port_changes(
     listing: &Listing,
     plan: &PortPlan,
@@ -139,7 +139,7 @@ pub(crate) fn port_changes(
     }
     batch.make_chain(listing, names::HOSTPORT_DNAT);
     set_rules(&mut batch, listing, chain, &plan.rules);
-    // The position matters only in conflicts, which are looked for again after the commit.
+    // The position matters only for conflicts, and these are checked again after the commit.
     let is_same = listing.jumps(names::HOSTPORT_DNAT, chain).eq(&plan.entries);
     if is_same && position == Position::Last {
         return batch;
@@ -155,7 +155,7 @@ pub(crate) fn port_changes(
     batch
 }
 
-/// Adds ports to those that another attachment of the container has in the same chain. A port of both stays
+/// Adds ports to those that another attachment of the container has in the same chain. A port that both have stays
 /// with the other attachment.
 fn add_ports(batch: &mut Batch, listing: &Listing, plan: &PortPlan) {
     let chain = plan.chain.as_str();
@@ -172,7 +172,7 @@ fn add_ports(batch: &mut Batch, listing: &Listing, plan: &PortPlan) {
     }
 }
 
-/// Makes the chain hold these rules and no others.
+/// Replaces the rules of the chain with these.
 pub(super) fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules: &[Rule]) {
     if listing.has(chain) {
         if listing.rules(chain) == rules {
@@ -185,9 +185,9 @@ pub(super) fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules
     rules.iter().for_each(|rule| batch.append(chain, rule));
 }
 
-/// True if an entry rule of another container comes before those of the plan and matches a port that the
-/// plan publishes on a single address. The addresses of the other container are in its own chain, which is
-/// not read: preceding a rule that would not have matched does no harm.
+/// True if another container's entry rule comes before those of the plan and matches a port that the plan publishes
+/// on a single address. The other container's addresses are in its own chain, which is not read, because it does no
+/// harm to precede a rule that would not have matched.
 fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {
     let chain = plan.chain.as_str();
     let mut before =
@@ -195,8 +195,8 @@ fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {
     before.any(|rule| plan.keys.iter().any(|key| key.address.is_some() && rule.has_port_of(key)))
 }
 
-/// Finds the ports of the plan that other containers have. Reads the chains of those whose entry rules have
-/// one of the ports, which hold the host addresses.
+/// Finds the ports of the plan that other containers have. For entry rules with one of the ports, also reads the
+/// containers' chains, which contain the host addresses.
 pub(crate) fn conflicts(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result<Vec<Conflict>, Error> {
     let chain = plan.chain.as_str();
     let entries = || listing.rules(names::HOSTPORT_DNAT).iter().enumerate();
@@ -253,12 +253,12 @@ pub(crate) fn masquerade(
     })
 }
 
-/// The changes that make the plan hold.
+/// The changes that make the chains match the plan.
 pub(crate) fn masquerade_changes(listing: &Listing, plan: &MasqueradePlan, chain_use: ChainUse) -> Batch {
     let mut batch = Batch::new(TableName::Nat);
     let chain = plan.chain.as_str();
     if chain_use == ChainUse::Shared && listing.has(chain) {
-        // Inserted, so that packets that keep their source are accepted before a rule masquerades them.
+        // The rules are inserted, so that packets that keep their source are accepted before a rule masquerades them.
         for rule in plan.rules.iter().filter(|rule| !listing.contains(chain, rule)) {
             batch.insert(chain, rule);
         }

@@ -9,8 +9,8 @@ fn is_plain(word: &str) -> bool {
         && word.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'\\'))
 }
 
-/// Appends a word so that the tools read back exactly this word. Line breaks and NULs, which no line can
-/// hold, become spaces. They are possible only in comments: other words are checked before.
+/// Appends a word so that the tools read back exactly this word. Line breaks and NULs, which a line cannot contain,
+/// become spaces. Only comments can contain them, because other words have been checked.
 fn push(line: &mut String, word: &str) {
     if is_plain(word) {
         line.push_str(word);
@@ -30,7 +30,7 @@ fn push(line: &mut String, word: &str) {
     line.push('"');
 }
 
-/// Joins words to a line without the line break.
+/// Joins words into a line, without a line break.
 pub(crate) fn line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let mut line = String::new();
     for word in words {
@@ -42,7 +42,7 @@ pub(crate) fn line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     line
 }
 
-/// Splits a line as the tools do: at spaces outside double quotes. Within quotes a backslash makes the next
+/// Splits a line as the tools do, at spaces outside double quotes. Within quotes, a backslash makes the next
 /// character literal.
 pub(crate) fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();

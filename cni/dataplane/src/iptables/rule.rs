@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A rule, as the words that `iptables-save` prints for it, in that order: a rule that is made and one that
-//! is listed are compared word by word.
+//! A rule, as the words that `iptables-save` prints for it, in that order. Rules are compared with listed rules word
+//! by word.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,8 +16,8 @@ use crate::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rule {
     words: Vec<String>,
-    /// True if the rule has conditions of a configuration, which the tools print in words of their own. Such
-    /// a rule equals no listed one.
+    /// True if the rule contains conditions from a configuration, which the tools may print in other words. Such a
+    /// rule equals no listed rule.
     has_conditions: bool,
 }
 
@@ -50,7 +50,7 @@ impl Rule {
         self.with(["-s", &network.trunc().to_string()])
     }
 
-    /// The rule with another source in the place of its own.
+    /// The rule with its source replaced.
     pub(super) fn with_source_instead(mut self, network: IpNet) -> Self {
         let at = self.words.iter().position(|word| word == "-s").map(|option| option + 1);
         if let Some(source) = at.and_then(|at| self.words.get_mut(at)) {
@@ -75,7 +75,7 @@ impl Rule {
         self.with_protocol(protocol).with(["-m", protocol.as_str(), "--dport", &port.to_string()])
     }
 
-    /// Matches any of the ports; follows [`Self::with_protocol`].
+    /// Matches any of the ports. Call this after [`Self::with_protocol`].
     pub(crate) fn with_ports(self, ports: &[u16]) -> Self {
         let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
         self.with(["-m", "multiport", "--dports", &ports.join(",")])
@@ -123,7 +123,7 @@ impl Rule {
         self.has_conditions
     }
 
-    /// The word after an option that is not negated.
+    /// The word after an option, unless the option is negated.
     pub(super) fn value(&self, option: &str) -> Option<&str> {
         let at = self.words.iter().position(|word| word == option)?;
         let negated = at.checked_sub(1).and_then(|i| self.words.get(i)).is_some_and(|word| word == "!");
@@ -146,7 +146,7 @@ impl Rule {
         Protocol::ALL.into_iter().find(|p| p.as_str() == name)
     }
 
-    /// The runs of destination ports.
+    /// The ranges of destination ports.
     pub(crate) fn ports(&self) -> Vec<(u16, u16)> {
         let list = self.value("--dports").or_else(|| self.value("--dport")).unwrap_or_default();
         let run = |part: &str| match part.split_once(':') {
@@ -170,7 +170,7 @@ impl Rule {
         network(self.value("-s")?)
     }
 
-    /// The port that the rule translates or marks; none if it matches several.
+    /// The port that the rule translates or marks. None if the rule matches several ports.
     pub(crate) fn key(&self) -> Option<PortKey> {
         let (port, last) = self.ports().first().copied()?;
         let address = self.destination().map(|net| net.addr());
@@ -182,7 +182,7 @@ impl Rule {
         self.value("--to-destination")?.parse().ok()
     }
 
-    /// The mapping that the rule makes, in a container's chain.
+    /// The mapping that this rule of a container's chain makes.
     pub(crate) fn published(&self) -> Option<PublishedPort> {
         let to = self.translation()?;
         let (first, last) = self.ports().first().copied()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The chains that all containers share: those of published ports, and those of the firewall plugin. They are
-//! removed when no container has rules in them. The reference never removes them.
+//! The chains that all containers share, for published ports and for the firewall plugin. They are removed when no
+//! container has rules in them. The reference plugins never remove them.
 
 use super::batch::Batch;
 use super::detect;
@@ -11,7 +11,7 @@ use super::names::{self, OUTPUT, POSTROUTING, PREROUTING, TableName};
 use super::tools::{Place, Tools};
 use crate::Error;
 
-/// The use of shared chains.
+/// What shared chains are used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Published ports, in the nat table.
@@ -20,7 +20,7 @@ pub enum Purpose {
     Firewall,
 }
 
-/// The place of shared chains in the ruleset.
+/// Where shared chains are in the ruleset.
 struct Layout {
     table: TableName,
     /// The built-in chains that jump to the shared chains.
@@ -44,7 +44,7 @@ impl Purpose {
         }
     }
 
-    /// The reason to keep the chains, if rules of a container or an administrator need them.
+    /// Why the chains must be kept: rules of a container or of an administrator need them.
     fn needed(self, listing: &Listing) -> Option<&'static str> {
         match self {
             Self::Ports if listing.rules(names::HOSTPORT_DNAT).is_empty() => None,
@@ -68,12 +68,11 @@ impl Purpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedChains {
     pub purpose: Purpose,
-    /// The place of their table.
     pub place: Place,
 }
 
 impl SharedChains {
-    /// The shared chains of that purpose that exist.
+    /// The existing shared chains for this purpose.
     pub fn all(purpose: Purpose) -> Result<Vec<Self>, Error> {
         let places = match purpose {
             Purpose::Ports => {
@@ -85,14 +84,13 @@ impl SharedChains {
         Ok(places.into_iter().map(|place| Self { purpose, place }).collect())
     }
 
-    /// The reason to keep the chains; none if nothing needs them.
+    /// Why the chains must be kept, or none if nothing needs them.
     pub fn needed(&self) -> Result<Option<&'static str>, Error> {
         let Layout { table, shared, .. } = self.purpose.layout();
         Ok(self.purpose.needed(&Tools::new(self.place, table).read(shared)?))
     }
 
-    /// Removes the chains by one input of the tool, unless something needs them. Returns the reason to keep
-    /// them.
+    /// Removes the chains with one input of the tool, unless something needs them. In that case, returns the reason.
     pub fn remove(&self) -> Result<Option<&'static str>, Error> {
         let Layout { table, leading, shared } = self.purpose.layout();
         let chains = [leading, shared].concat();
@@ -138,7 +136,7 @@ mod tests {
         assert_eq!(Purpose::Ports.needed(&listing), Some("ports are published there"));
     }
 
-    /// The chains that the firewall plugin leaves behind its last container.
+    /// What is left of the chains of the firewall plugin after its last container.
     const IDLE: &str = "*filter\n:FORWARD DROP [0:0]\n:CNI-ADMIN - [0:0]\n:CNI-FORWARD - [0:0]\n\
         -A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n\
         -A FORWARD -j THEIRS\n\

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Runs the programs of iptables: finds them, gives each its input, and ends one that hangs.
+//! Runs the programs of iptables: finds them, passes their input, and kills a program that hangs.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -23,29 +23,28 @@ use super::names::TableName;
 use crate::chain_name::ChainName;
 use crate::{AddressFamily, Cause, Error};
 
-/// Time that an operation waits for the lock of the legacy tools, both families together.
+/// How long an operation waits for the lock of the legacy tools, both families together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Time that a program may run beyond the wait for the lock. The legacy tools read or write 200,000 rules in a second.
+/// How long a program may run after waiting for the lock. The legacy tools read or write 200,000 rules in a second.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 
-/// The part of the legacy tools' message that says that another process holds their lock.
+/// What the legacy tools print if another process holds their lock.
 const LOCKED: &str = "xtables lock";
 
-/// Folders searched after those in `PATH`, as runtimes start plugins with a short `PATH`.
+/// Folders that are searched after those in `PATH`, because runtimes start plugins with a short `PATH`.
 const USUAL_FOLDERS: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
 
-/// The two implementations of iptables. Each has tables of its own in the kernel.
+/// The two implementations of iptables. Each has its own tables in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Variant {
-    /// `iptables-nft`: its tables are nf_tables' `ip nat` and `ip6 nat`.
+    /// `iptables-nft`, whose tables are `ip nat` and `ip6 nat` in nf_tables.
     Nft,
-    /// `iptables-legacy`: the kernel's older tables.
+    /// `iptables-legacy`, which uses the older tables of the kernel.
     Legacy,
 }
 
 impl Variant {
-    /// Both variants.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
     /// The name in the output of `iptables --version` and in the names of the programs.
@@ -72,7 +71,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Every place that there can be.
+    /// All four places.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let of = |family| Variant::ALL.into_iter().map(move |variant| Self { variant, family });
         AddressFamily::BOTH.into_iter().flat_map(of)
@@ -102,14 +101,14 @@ fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// The variant of the plain name `iptables`, read from symbolic links, else from the program's version.
+/// The variant of the program `iptables`, determined by symbolic links or else by the program's version.
 pub(crate) fn default_variant() -> Option<Variant> {
     let file = find("iptables")?;
     let name = file.canonicalize().ok()?.file_name()?.to_string_lossy().into_owned();
     let named = Variant::ALL.into_iter().find(|variant| name.contains(variant.as_str()));
     named.or_else(|| {
         let printed = Command::new(&file).arg("--version").stdin(Stdio::null()).output().ok()?;
-        // Before 1.8 there was only the legacy variant, and its version does not name it.
+        // Before 1.8, there was only the legacy variant, whose version output does not name it.
         let is_nft = String::from_utf8_lossy(&printed.stdout).contains("nf_tables");
         Some(if is_nft { Variant::Nft } else { Variant::Legacy })
     })
@@ -118,9 +117,9 @@ pub(crate) fn default_variant() -> Option<Variant> {
 /// The reason why a batch was not committed.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Another attempt would fail, too.
+    /// Another attempt would fail as well.
     Failed(Error),
-    /// The ruleset does not fit the batch; the text is the tool's.
+    /// The batch does not fit the ruleset. The text is the tool's message.
     Ruleset(String),
 }
 
@@ -160,7 +159,7 @@ impl Tools {
         find(&name).or_else(plain).ok_or(Error::NoIptables { program: name })
     }
 
-    /// The command that empties a chain, for people; empty if the chain's name cannot stand in one.
+    /// The command that empties a chain, for people. Empty if the chain's name cannot be part of a command.
     pub(crate) fn emptying(&self, chain: &str) -> String {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         if ChainName::new(chain).is_err() || !chain.bytes().all(is_plain) {
@@ -175,11 +174,11 @@ impl Tools {
         format!("{program} -t {} -F {chain}", self.table.as_str())
     }
 
-    /// Reads the given chains, as far as they exist.
+    /// Reads those of the given chains that exist.
     pub(crate) fn read(&self, chains: &[&str]) -> Result<Listing, Error> {
         match self.variant {
             Variant::Nft => self.read_nft(chains),
-            // The tool would make a table that does not exist.
+            // The tool would create a table that does not exist.
             Variant::Legacy if !legacy::has_table(self.family, self.table) => Ok(Listing::default()),
             Variant::Legacy => Ok(Listing::parse_chains(&self.print_table()?, self.table, chains)),
         }
@@ -194,13 +193,13 @@ impl Tools {
         Ok(text(&run))
     }
 
-    /// Finds out if the program can list the table.
+    /// Checks whether the program can list the table.
     pub(super) fn try_to_list(&self) -> Result<(), Error> {
         let (program, run) = self.list()?;
         self.works(&program, &run)
     }
 
-    /// Finds out if the program can add rules, in the form of its input.
+    /// Checks whether the program can add these rules, given as its input.
     pub(super) fn try_rules(&self, rules: &str) -> Result<(), Error> {
         let program = self.program("restore")?;
         let run = run(&program, &["--noflush", "--wait", "1"], rules)?;
@@ -216,7 +215,8 @@ impl Tools {
             return Ok(());
         }
         if let Some(signal) = run.status.signal() {
-            // Killed by a kernel that is out of memory, for instance, which says nothing about the tables.
+            // The kernel may have killed the program for lack of memory, for instance, which says nothing about the
+            // tables.
             let killed = std::io::Error::other(format!("killed by signal {signal}"));
             return Err(Error::kernel(format!("try {}", program.display()), killed));
         }
@@ -230,8 +230,8 @@ impl Tools {
         Ok((program, run))
     }
 
-    /// Makes the tool print only these chains, because the table may have a hundred thousand rules of a service
-    /// proxy. Asking the kernel which of them exist is cheap.
+    /// Makes the tool print only these chains, because a service proxy may have a hundred thousand rules in the
+    /// table. Asking the kernel which of the chains exist is cheap.
     fn read_nft(&self, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
         let table = table_id(self.family, self.table);
@@ -249,17 +249,17 @@ impl Tools {
         if run.status.success() {
             return Ok(Listing::parse(&text(&run), self.table));
         }
-        // A chain was deleted since the kernel was asked.
+        // A chain has been deleted since the kernel was asked.
         self.print_table().map(|text| Listing::parse(&text, self.table))
     }
 
-    /// Commits the batch: all changes or none.
+    /// Commits the batch: either all changes or none.
     pub(crate) fn commit(&self, batch: &Batch) -> Result<(), Refusal> {
         if batch.is_empty() {
             return Ok(());
         }
         let program = self.program("restore").map_err(Refusal::Failed)?;
-        // The tool takes whole seconds, one at least.
+        // The tool accepts whole seconds, at least one.
         let wait = self.deadline.saturating_duration_since(Instant::now()).as_secs().max(1).to_string();
         let input = batch.to_string();
         for line in input.lines().filter(|_| log::log_enabled!(log::Level::Debug)) {
@@ -281,10 +281,10 @@ impl Tools {
         Err(Refusal::Ruleset(format!("{}: {complaint}", program.display())))
     }
 
-    /// Reads the chains, unless `seen` is given, commits the changes that they need, and repeats both while
+    /// Reads the chains, unless `seen` is given, and commits the changes that they need. Repeats both as long as
     /// other processes change the same chains.
     ///
-    /// An old `seen` does no harm: the tool refuses a batch that does not fit the ruleset any more.
+    /// An outdated `seen` does no harm, because the tool refuses a batch that does not fit the ruleset.
     pub(crate) fn update(
         &self,
         operation: &str,
@@ -302,7 +302,7 @@ impl Tools {
             };
             attempts += 1;
             let now = self.read(chains)?;
-            // Refused twice with the same rules: other processes are not the cause.
+            // The batch was refused twice for the same rules, so other processes are not the cause.
             if now == listing && attempts > 1 {
                 return Err(Error::kernel(operation, Cause::Tool(complaint)));
             }
@@ -332,9 +332,9 @@ fn lock_holder() -> String {
     if name.is_empty() { format!("process {pid}") } else { format!("process {pid} ({})", name.trim()) }
 }
 
-/// The holder of a file's lock in the text of `/proc/locks` (proc_locks(5)): number, kind, mode, access,
-/// process, and the file as major:minor:inode, the device's numbers in hexadecimal. A waiting process has an
-/// arrow after the number.
+/// Finds the holder of a file's lock in the text of `/proc/locks` (proc_locks(5)). A line has a number, kind, mode,
+/// access, process, and the file as major:minor:inode, with the device's numbers in hexadecimal. A waiting process
+/// has an arrow after the number.
 fn holder_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{ino}", nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
     locks.lines().find_map(|line| {
@@ -346,7 +346,7 @@ fn holder_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     })
 }
 
-/// The standard error of a program as one line; its exit status if that is empty.
+/// What a program wrote to standard error, as one line, or its exit status if it wrote nothing.
 fn complaint(run: &Output) -> String {
     let text = String::from_utf8_lossy(&run.stderr);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -367,7 +367,7 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
     let talked = std::thread::scope(|scope| {
         let kill_if_late = move || {
             let late = ending.recv_timeout(RUN_LIMIT) == Err(RecvTimeoutError::Timeout);
-            // An error means that it has just ended.
+            // An error means that the program has just ended.
             late && child().kill().is_ok()
         };
         let write = || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
@@ -379,7 +379,7 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
         let (killer, writer, errors) = match start() {
             Ok(threads) => threads,
             Err(error) => {
-                // The node has no process left to give. The threads that have started end with the program.
+                // The node cannot start another thread. The threads that were started end together with the program.
                 let _ended = child().kill();
                 drop(ended);
                 return Err(error);
@@ -391,14 +391,15 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
         let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
         Ok((stdout, stderr, written, killer.join().unwrap_or_default()))
     });
-    // Also after a failure, because a program for which nobody waits stays a zombie.
+    // Needed after a failure as well, because a program for which nobody waits stays a zombie.
     let status = child().wait().map_err(|e| failed("wait for", e))?;
     let (stdout, stderr, written, killed) = talked.map_err(|e| failed("start a thread for", e))?;
     if killed {
         return Err(Error::IptablesHangs { program: shown.to_string(), seconds: RUN_LIMIT.as_secs() });
     }
     if status.success() {
-        // The program took a part of its input for the whole. One that failed prints its own reason.
+        // The program would have treated a part of its input as the whole. A program that failed prints its own
+        // reason.
         written.map_err(|e| failed("write to", e))?;
     }
     Ok(Output { status, stdout, stderr })
@@ -411,7 +412,7 @@ fn text(run: &Output) -> String {
 fn read_all(from: Option<impl Read>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(mut from) = from {
-        // A read error means that the program failed, and its exit status shows that.
+        // A read error means that the program failed, which its exit status shows.
         let _ = from.read_to_end(&mut bytes);
     }
     bytes
@@ -441,7 +442,7 @@ mod tests {
         assert_eq!(run.stdout.len(), long.len());
         let run = super::run(Path::new("/bin/sh"), &["-c", "echo why >&2; exit 3"], &long).unwrap();
         assert_eq!((run.status.success(), complaint(&run).as_str()), (false, "why"));
-        // The program took no input for the whole.
+        // The program ended successfully without reading all of its input.
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], &long).is_err());
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], "").is_ok());
         assert!(super::run(Path::new("/nowhere/tool"), &[], "").is_err());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Tries the programs of iptables. A program that is installed need not work: many kernels lack the tables of the
-//! legacy variant.
+//! Tries out the programs of iptables. An installed program does not necessarily work, because many kernels lack the
+//! tables of the legacy variant.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,19 +15,19 @@ use super::tools::{self, Place, Tools, Variant};
 use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
 
-/// The chain of the trial's rules, to which nothing leads.
+/// The chain for the rules of a trial. Nothing jumps to it.
 const CHAIN: &str = "CNI-TRIAL";
-/// The longest record that is read.
+/// The longest record that is read, in bytes.
 const LONGEST: usize = 8192;
 
-/// Has the programs of a variant list a table and add rules with the matches and targets of ours, in each family that the
-/// kernel has. A kernel without x_tables lists the tables of iptables-nft, and takes none of its rules.
+/// Makes the programs of a variant list a table and add rules with the same matches and targets as ours, for each
+/// family that the kernel has. On a kernel without x_tables, iptables-nft can list tables but cannot add such rules.
 ///
 /// # Errors
 /// [`Error::NoIptables`] if a program is missing, [`Error::IptablesFails`] if one fails.
 pub(super) fn try_out(variant: Variant, table: TableName) -> Result<(), Error> {
     tools::programs(variant)?;
-    // The legacy tools make the table that they list, with its hooks, so the trial has a namespace of its own.
+    // The legacy tools create the table that they list, with its hooks, so the trial runs in a namespace of its own.
     let work = || {
         let own = unshare(CloneFlags::CLONE_NEWNET);
         if let Err(errno) = &own {
@@ -68,7 +68,7 @@ fn rules(family: AddressFamily, table: TableName) -> String {
     format!("*{}\n:{CHAIN} - [0:0]\n{rules}COMMIT\n", table.as_str())
 }
 
-/// The families that the kernel has: without IPv6 (`ipv6.disable=1`), no table of that family can be listed.
+/// The families that the kernel has. Without IPv6 (`ipv6.disable=1`), no table of that family can be listed.
 fn families() -> impl Iterator<Item = AddressFamily> {
     let has_ipv6 = Path::new("/proc/sys/net/ipv6").is_dir();
     AddressFamily::BOTH.into_iter().filter(move |family| *family == AddressFamily::V4 || has_ipv6)
@@ -76,12 +76,13 @@ fn families() -> impl Iterator<Item = AddressFamily> {
 
 /// The first of the variants that works.
 ///
-/// The answer is recorded, below /run, for as long as the programs are the same: an ADD does not try again what worked.
-/// A failure is not recorded, because a module that is loaded later ends it.
+/// The answer is recorded below /run for as long as the programs are the same, so that an ADD does not repeat a trial
+/// that succeeded. A failure is not recorded, because loading a module later can end it.
 ///
 /// # Errors
-/// The error of the first variant that is installed; else that of the first one. The error of a trial that was cut short:
-/// the next variant would be chosen although this one works, and containers would have rules in both.
+/// If no variant works, the error of the first one that is installed, or [`Error::NoIptables`]. If a trial was cut
+/// short, the error of that trial: trying the next variant could choose it although this one works, and containers
+/// would have rules in both.
 pub(super) fn first_working(candidates: &[Variant], table: TableName) -> Result<Variant, Error> {
     let record = record_text(candidates, table);
     if let Some(variant) = recorded(&record, table) {
@@ -90,7 +91,7 @@ pub(super) fn first_working(candidates: &[Variant], table: TableName) -> Result<
     first_tried(candidates, table)
 }
 
-/// As [`first_working`], but tries again what worked before.
+/// Like [`first_working`], but ignores the record.
 pub(super) fn first_tried(candidates: &[Variant], table: TableName) -> Result<Variant, Error> {
     let mut reason: Option<Error> = None;
     for variant in candidates.iter().copied() {
@@ -121,7 +122,8 @@ fn record_name(table: TableName) -> String {
     format!("iptables-{}", table.as_str())
 }
 
-/// The candidates in their order, and the files of their programs: their change makes the record invalid.
+/// The candidates in their order, with the identity of their programs' files. If a file changes, the record is no
+/// longer valid.
 fn record_text(candidates: &[Variant], table: TableName) -> String {
     let mut text = String::new();
     for variant in candidates {
@@ -137,7 +139,7 @@ fn record_text(candidates: &[Variant], table: TableName) -> String {
     text
 }
 
-/// The variant of a record that is still valid.
+/// The variant in the record, if the record is still valid.
 fn recorded(expected: &str, table: TableName) -> Option<Variant> {
     let directory = DurableDir::open(Path::new(RUN_DIR)).ok()?;
     let text = String::from_utf8(directory.read(record_name(table), LONGEST).ok()??).ok()?;
@@ -145,7 +147,7 @@ fn recorded(expected: &str, table: TableName) -> Option<Variant> {
     Variant::ALL.into_iter().find(|known| known.as_str() == variant)
 }
 
-/// Records the variant that works. A failure costs the next ADD another trial.
+/// Records the variant that works. If this fails, the next ADD repeats the trial.
 fn write_record(text: &str, table: TableName, variant: Variant) {
     let written = DurableDir::create(Path::new(RUN_DIR), 0o755).and_then(|directory| {
         directory.replace(record_name(table), format!("{text}{variant}\n").as_bytes(), 0o600)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! DEL and GC: removes chains of containers, made by Slipway or the reference plugins, in any layout that
-//! there has been.
+//! DEL and GC: removes chains of containers that Slipway or the reference plugins made, in any layout that was ever
+//! used.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::rule::{PortKey, Rule};
 use super::tools::{Tools, nat_table};
 use crate::{Error, Kinds, PublishedPort};
 
-/// Changes the given chains with those that jump to them. Returns the ports that the changes unpublish.
+/// Changes the given chains and those that jump to them. Returns the ports that are no longer published.
 fn update(
     tools: &Tools,
     action: &str,
@@ -45,8 +45,8 @@ pub(crate) fn remove_chains(tools: &Tools, chains: &[ChainName]) -> Result<Vec<P
     })
 }
 
-/// Removes the rules about these addresses from chains that other attachments of the same container use, too,
-/// and the entry rules of which nothing is left. Returns the ports that the rules published.
+/// Removes the rules for these addresses from chains that other attachments of the same container use as well, and
+/// the entry rules that then lead to nothing. Returns the ports that the rules published.
 pub(crate) fn remove_addresses(
     tools: &Tools,
     chains: &[ChainName],
@@ -77,7 +77,7 @@ fn remove_from_chain(
         rules().filter_map(Rule::published).partition(|port| addresses.contains(&port.container));
     let translates = |rule: &&Rule| rule.translation().is_some_and(|to| addresses.contains(&to.ip()));
     let keys: Vec<PortKey> = rules().filter(translates).filter_map(Rule::key).collect();
-    // The rules that translate, and those that set the mark for the same ports.
+    // Both the rules that translate and those that set the mark for the same ports.
     for rule in rules().filter(|rule| rule.key().is_some_and(|key| keys.contains(&key))) {
         batch.delete(chain, rule);
     }
@@ -96,9 +96,9 @@ fn remove_from_chain(
 /// The changes that remove chains and the rules that jump to them.
 pub(crate) fn removal(listing: &Listing, chains: &[&str]) -> Batch {
     let mut batch = Batch::new(TableName::Nat);
-    // The chain of entry rules of the oldest layout goes with its last rule; that of today's layout stays, as
-    // with the reference. It is flushed as a whole: the nft variant would commit deletions of single rules
-    // last, and could not delete the containers' chains before.
+    // The chain of entry rules in the oldest layout is removed with its last rule. The current one stays, as with the
+    // reference plugin. The chain is flushed as a whole, because the nft variant would commit deletions of single
+    // rules last, and could not delete the containers' chains before that.
     let old = names::HOSTPORT_SNAT;
     let is_last = |rule: &Rule| rule.target().is_some_and(|target| chains.contains(&target));
     let old_goes = listing.has(old) && listing.rules(old).iter().all(is_last);
@@ -129,7 +129,7 @@ pub(crate) fn owned_chains(listing: &Listing) -> BTreeSet<OwnedChain> {
     for from in ENTRY_CHAINS {
         for rule in listing.rules(from) {
             let (Some(owner), Some(chain)) = (rule.owner(), rule.target()) else { continue };
-            // Other programs may write such comments, so the name of the target must be one of ours, too.
+            // Other programs may write such comments, so the name of the target must be one of ours as well.
             let ports = [names::DNAT_PREFIX, names::SNAT_PREFIX].iter().any(|is| chain.starts_with(is));
             if chain.starts_with(names::MASQUERADE_PREFIX) && (from == POSTROUTING) != ports {
                 all.insert(OwnedChain { owner, chain: chain.to_owned(), ports });
