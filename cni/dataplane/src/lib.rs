@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Published ports and masqueraded addresses of containers, and the backends that make them.
+//! Published ports and masqueraded addresses of containers, and the backends that implement them.
 //!
 //! A *published port* is (protocol, host address or wildcard of one family, host port) → (container address,
 //! container port), owned by a [`cni_spec::Attachment`]. A *masqueraded address* is a container's address
-//! whose packets leave its own network with an address of the node. A [`Backend`] makes both:
-//! [`nftables::Nftables`] by default, [`iptables::Iptables`] with the reference plugins' chains,
-//! [`ebpf::Ebpf`] with BPF programs on top of nftables. [`Dataplane`] dispatches to them; [`fake::Fake`] is for
-//! tests of callers.
+//! whose packets leave its own network with an address of the node. A [`Backend`] implements both:
+//! [`nftables::Nftables`] by default, [`iptables::Iptables`] with the reference plugins' chains, or [`ebpf::Ebpf`]
+//! with BPF programs on top of nftables. [`Dataplane`] dispatches to them. [`fake::Fake`] is for tests of callers.
 //!
-//! Every object in the kernel carries its owner ([`owner`]). The kernel is the state: no file can disagree
-//! with it.
+//! Every object in the kernel carries its owner ([`owner`]). The kernel's objects are the only state, so no file can
+//! disagree with them.
 
 mod backend;
 mod chain_name;

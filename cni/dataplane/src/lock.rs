@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Locks between processes: files in the run directory. A lock is waited for up to a time limit, and ends with the
-//! value or the process that holds it.
+//! Locks between processes, which are files in the run directory. A process waits for a lock up to a time limit. A
+//! lock is released when its value is dropped or the process that holds it ends.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,8 +41,8 @@ pub(crate) fn take_in(
     }
 }
 
-/// For operations that are better done without the lock than not at all: logs that the lock is missing, and the risk. A
-/// lock file that cannot be made causes no warning, because no other process has the lock then either.
+/// For operations that are better done without the lock than not at all: logs that the lock is missing, and what may
+/// happen. If the lock file cannot be made, nothing is logged, because no other process can hold the lock either.
 pub(crate) fn or_log(lock: Result<FileLock, LockError>, risk: &str) -> Option<FileLock> {
     let log = |error: &LockError| {
         let level = if error.is_timeout() { log::Level::Warn } else { log::Level::Debug };

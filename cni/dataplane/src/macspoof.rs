@@ -11,9 +11,9 @@
 //! }
 //! ```
 //!
-//! One rule serves all containers: the cost of a frame, an ADD and a DEL does not grow with their number. The
-//! reference plugin makes two chains for each container in `table bridge nat`; they are found by their
-//! comment and removed with ours.
+//! One rule serves all containers, so the cost of a frame, an ADD and a DEL does not grow with their number. The
+//! reference plugin makes two chains for each container in `table bridge nat`, which are found by their comment and
+//! removed together with our elements.
 
 use cni_kernel::mac::Mac;
 use cni_nftables::{
@@ -39,15 +39,14 @@ pub(crate) fn table() -> TableId {
     DEFINITION.id()
 }
 
-/// Before all other chains, as the reference plugin's.
+/// Before all other chains, like the chain of the reference plugin.
 const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
 
-/// The source address that a container may send with.
+/// The source address with which a container may send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Guard {
     ifname: String,
-    /// The container's address.
     mac: Mac,
 }
 
@@ -85,7 +84,7 @@ fn owner_id(hash: AttachmentHash) -> ElementId {
     ElementId::new(&table(), OWNERS, vec![Value::Ipv6(hash.0.into())])
 }
 
-/// The whole table. Adding an existing object changes nothing, except for the rule: the chain is emptied
+/// Makes the whole table. Adding an existing object changes nothing, except for the rule, so the chain is flushed
 /// first.
 fn bootstrap() -> Transaction {
     let t = table();
@@ -142,7 +141,7 @@ impl Guards {
         Ok(self.table.chain(PREROUTING)?.is_some_and(|chain| chain.base == Some(BASE) && chain.uses == 1))
     }
 
-    /// The attachment's elements that exist: another process may have emptied some of the sets.
+    /// The attachment's elements that exist. Some may be missing, because another process has emptied a set.
     fn elements_of(&self, hash: AttachmentHash) -> Result<Vec<ElementId>, Error> {
         let Some(guard) = self.guard_of(hash)? else {
             return Ok(Vec::new());
@@ -195,7 +194,7 @@ impl Guards {
     }
 
     fn owners(&self) -> Result<Option<Vec<Owner>>, Error> {
-        // A kernel may have nf_tables, but not for bridges.
+        // A kernel may have nf_tables without support for bridges.
         if self.table.info()?.is_none() || self.table.schema()?.is_none() {
             return Ok(None);
         }
@@ -215,11 +214,11 @@ fn is_of(element: &ElementInfo, hash: AttachmentHash) -> bool {
     owner_of(element).is_some_and(|owner| owner.attachment_hash == hash)
 }
 
-/// Drops frames that come in by the host side `host_ifname` of the container's link with another source
-/// address than `mac`. The guard is in force on return, and replaces the attachment's earlier one.
+/// Drops frames that arrive on the host side `host_ifname` of the container's link with another source address than
+/// `mac`. The guard is in force on return, and replaces the attachment's earlier guard.
 ///
-/// Displaces an earlier owner of the same interface name, whose link must be gone, because the kernel has only one
-/// interface of a name.
+/// Also replaces the guard of an earlier owner of the same interface name. That owner's link must be gone, because
+/// the kernel has only one interface of a name.
 ///
 /// # Errors
 /// [`Error::NoNfTables`] if the kernel has no nf_tables for bridges, [`Error::ForeignTable`],
@@ -242,7 +241,7 @@ pub fn protect(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(
     })
 }
 
-/// The attachment's earlier elements, and another owner's at the same interface.
+/// The attachment's earlier elements, and those of another owner for the same interface.
 fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<Vec<ElementId>, Error> {
     let mut obsolete = guards.elements_of(hash)?;
     for id in [wanted.guarded(), wanted.allowed()] {
@@ -265,7 +264,7 @@ fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<V
     Ok(unique)
 }
 
-/// Removes the attachment's guard, ours and the reference plugin's.
+/// Removes the attachment's guard, and that of the reference plugin.
 pub fn release(attachment: &Attachment) -> Result<(), Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| {
         guards.remove(AttachmentHash::of(attachment))?;
@@ -273,7 +272,7 @@ pub fn release(attachment: &Attachment) -> Result<(), Error> {
     }))
 }
 
-/// Compares the guard with what [`protect`] makes.
+/// Checks that the guard is as [`protect`] makes it.
 pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
     let guards = Guards::open()?;
     if !guards.is_ready()? {
@@ -291,12 +290,12 @@ pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(),
     Err(Difference::NoSpoofingGuard { link: host_ifname.to_owned(), mac, table: TABLE }.into())
 }
 
-/// Removes the guards of this network's attachments that are not in `valid`; returns how many.
+/// Removes the guards of this network's attachments that are not in `valid`. Returns their number.
 pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| guards.retain(network, valid)))
 }
 
-/// The owners of the guards in the table; none if there is no table.
+/// The owners of the guards in the table. None if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| guards.owners()))
 }

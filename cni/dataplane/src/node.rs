@@ -19,9 +19,9 @@ use crate::{AddressFamily, ContainerNetns, Error};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Published ports and masquerade need it.
+    /// Published ports and masquerade need the feature.
     Required,
-    /// Only the purpose in [`Feature::why`] needs it.
+    /// Only the purpose in [`Feature::why`] needs the feature.
     Optional,
 }
 
@@ -31,9 +31,9 @@ pub struct Feature {
     pub name: &'static str,
     pub why: &'static str,
     pub need: Need,
-    /// The kernel's options that provide it.
+    /// The kernel's build options that provide the feature.
     pub options: &'static str,
-    /// The kernel's error; none if it works.
+    /// The kernel's error, or none if the feature works.
     pub failure: Option<String>,
 }
 
@@ -156,7 +156,7 @@ const PROBES: &[Probe] = &[
     },
 ];
 
-/// Probes the features that the dataplane uses. It creates real objects: call it on a thread in a network
+/// Probes the features that the dataplane uses. This creates real objects, so call it on a thread in a network
 /// namespace of its own.
 pub fn features() -> Result<Vec<Feature>, Error> {
     let socket = match Socket::open() {
@@ -206,16 +206,16 @@ fn list_no_flows() -> Result<usize, NftError> {
 /// A chain of another program at the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardChain {
-    /// Family, table and chain, as nft names them.
+    /// Family, table and chain, as nft prints them.
     pub name: String,
     pub table: TableId,
     pub chain: String,
-    /// True if it drops packets that none of its rules accepts.
+    /// True if the chain drops packets that none of its rules accepts.
     pub drops: bool,
     pub rules: u32,
 }
 
-/// Lists the base chains at the forward hook, without ours: those of `iptables-nft` too, but not those of
+/// Lists the base chains at the forward hook, except for ours. Those of `iptables-nft` are included, but not those of
 /// `iptables-legacy`.
 pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
@@ -242,11 +242,11 @@ pub fn foreign_tables() -> Result<Vec<String>, Error> {
     Ok(tables.into_iter().map(|table| table.id.to_string()).collect())
 }
 
-/// The chain of published ports in iptables, ours and the reference's.
+/// The chain of published ports in iptables, which ours and the reference plugin's have in common.
 const HOSTPORTS: &str = "CNI-HOSTPORT-DNAT";
 
-/// The families in which kube-proxy has a table of its own while published ports are in the tables of iptables. The nat chains of
-/// the two have one priority.
+/// The families in which kube-proxy has a table of its own while published ports are in tables of iptables. The nat
+/// chains of both then have the same priority.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the kernel refuses to list its tables.
@@ -273,7 +273,7 @@ pub enum OwnTable {
     Damaged,
 }
 
-/// Family and name of our own table, and the schema of this version.
+/// Family and name of our own table, and the schema that this version makes.
 #[must_use]
 pub const fn own_table_name() -> (&'static str, u32) {
     (schema::TABLE, schema::SCHEMA)
@@ -282,7 +282,7 @@ pub const fn own_table_name() -> (&'static str, u32) {
 /// Reads the state of our own table.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or is newer, or nf_tables cannot be
 /// read.
 pub fn own_table() -> Result<OwnTable, Error> {
     Ok(match Session::open()?.state()? {
@@ -296,7 +296,7 @@ pub fn own_table() -> Result<OwnTable, Error> {
 /// are. The table includes the guard of the node's loopback.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or is newer, or nf_tables cannot be
 /// read or written.
 pub fn repair_own_table() -> Result<(), Error> {
     let session = Session::open()?;
@@ -311,15 +311,15 @@ pub fn repair_own_table() -> Result<(), Error> {
             State::Damaged(repair) => repair,
         };
         match session.socket.commit(&batch, Some(generation)) {
-            // The next pass does what a complete table still needs.
+            // If the table is complete now, the next pass does what is left to do.
             Ok(()) => {}
             Err(e) => patience.wait("repair the table", e)?,
         }
     }
 }
 
-/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID
-/// in another namespace has its own record.
+/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID in
+/// another namespace has its own record.
 pub fn is_recorded_with(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
     match Session::open().and_then(|session| record::is_with(&session, attachment, netns)) {
         Err(Error::NoNfTables(_)) => Ok(false),

@@ -4,7 +4,7 @@
 
 use crate::{AddressFamily, ChainName, Protocol};
 
-/// Conditions on the packets that mappings are for, in one backend's grammar; empty: none.
+/// Conditions that packets must meet to be translated, in one backend's grammar. Empty if there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Conditions {
     /// On packets of IPv4.
@@ -33,7 +33,7 @@ impl Conditions {
 /// Options of the nftables backend, and of the eBPF backend on top of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NftablesOptions {
-    /// Conditions in a part of nft's grammar: [`crate::nftables::conditions`].
+    /// Conditions in a subset of nft's grammar, see [`crate::nftables::conditions`].
     pub conditions: Conditions,
 }
 
@@ -41,10 +41,10 @@ pub struct NftablesOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IptablesOptions {
     pub conditions: Conditions,
-    /// Every mapping in the configuration's order, including those of a family that the container has no address of,
-    /// because the reference's entry rules name them all.
+    /// Every mapping in the configuration's order, including mappings of a family of which the container has no
+    /// address, because the entry rules of the reference plugin name them all.
     pub entry_ports: Vec<EntryPort>,
-    /// A chain that sets another engine's mark in place of ours.
+    /// A chain that sets another engine's mark instead of ours.
     pub set_mark_chain: Option<ChainName>,
 }
 

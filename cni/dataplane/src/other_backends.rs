@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads the names of the node's tables, which show the backends that may have objects on the node. On a node with our
-//! own table alone, nothing else has to be read.
+//! Reads the names of the node's tables, which show which backends may have objects on the node. If the node has only
+//! our own table, nothing else has to be read.
 
 use cni_nftables::{Family, TableInfo};
 use cni_spec::Attachment;
@@ -16,9 +16,9 @@ use crate::{AddressFamily, Error, Kinds, iptables};
 pub(crate) struct OtherBackends {
     /// None if the kernel has no nf_tables.
     session: Option<Session>,
-    /// True if iptables of either variant has a nat table.
+    /// True if either variant of iptables has a nat table.
     pub(crate) iptables: bool,
-    /// True if there is a table of the reference plugins' nftables backend.
+    /// True if the nftables backend of the reference plugins has a table.
     pub(crate) reference: bool,
     /// The node's tables.
     pub(crate) tables: Vec<TableInfo>,
@@ -30,8 +30,8 @@ impl OtherBackends {
         Self::look_by(None)
     }
 
-    /// Reads the names through a socket that is already open, if there is one, because closing another socket would
-    /// wait for the ruleset's lock.
+    /// Reads the names through `session`, if there is one, because closing an additional socket would wait for the
+    /// ruleset's lock.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false, tables: Vec::new() };
@@ -54,8 +54,8 @@ impl OtherBackends {
         Ok(Self { session: Some(session), iptables: legacy || nat, reference, tables })
     }
 
-    /// True if the attachment has an entry of the iptables backend in our table. A killed ADD or DEL may have
-    /// left one without chains.
+    /// True if the attachment has an entry of the iptables backend in our table. An ADD or DEL that was killed may
+    /// have left an entry without chains.
     pub(crate) fn is_recorded(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         let Some(session) = &self.session else { return Ok(false) };
         for kind in iptables::record_kinds(kinds) {

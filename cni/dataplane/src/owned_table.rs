@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A table of nf_tables that Slipway owns: the socket to it, the chain that marks its layout, and changes to
-//! it.
+//! A table of nf_tables that Slipway owns: its socket, the chain that marks its layout, and how it is changed.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +12,17 @@ use cni_nftables::{
 use crate::lock::{self, Mode};
 use crate::{Error, NfTablesLack};
 
-/// The lock of the process whose commit was stale and that repeats it.
+/// The lock of a process that repeats its commit, because the first one was stale.
 const QUEUE: &str = "commits.lock";
 
-/// Time limit for repeating an operation while other processes change the ruleset.
+/// How long an operation is repeated while other processes change the ruleset.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Prefix of the name of the empty chain that marks a layout. The kernel cannot change a table's
-/// comment, so the number is in the name of a chain, which an upgrade replaces in its batch.
+/// The prefix of the name of the empty chain that marks a layout. The number is in a chain's name because the kernel
+/// cannot change a table's comment, but an upgrade can replace a chain in the same batch.
 const MARKER: &str = "schema-";
 
-/// A table, and the newest layout of it that this version knows.
+/// A table, and the newest of its layouts that this version knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Definition {
     pub(crate) family: Family,
@@ -39,12 +38,12 @@ impl Definition {
     }
 }
 
-/// The name of the chain that marks a layout.
+/// The name of the chain that marks this layout.
 pub(crate) fn marker(schema: u32) -> String {
     format!("{MARKER}{schema}")
 }
 
-/// The layout that a chain of this name marks.
+/// The layout that a chain with this name marks.
 pub(crate) fn schema_of(chain: &str) -> Option<u32> {
     chain.strip_prefix(MARKER)?.parse().ok()
 }
@@ -99,14 +98,14 @@ impl OwnedTable {
         read.map_err(|e| Error::kernel(format!("read table {}", self.definition.label), e))
     }
 
-    /// Reads which layout the table has, today's or an earlier one; none if there is no table.
+    /// Finds out which layout the table has, the present one or an earlier one. None if there is no table.
     ///
-    /// A table that another process is just removing or making may appear without its chains, because each object is
-    /// read separately. The table is read again until the ruleset has not changed between two reads.
+    /// While another process removes or makes the table, it may appear without its chains, because each object is
+    /// read separately. The table is then read again until the ruleset has not changed between two reads.
     ///
     /// # Errors
-    /// [`Error::ForeignTable`] for a table without a marker, [`Error::NewerSchema`] for a later layout, which
-    /// may hold more than is known here.
+    /// [`Error::ForeignTable`] for a table without a marker; [`Error::NewerSchema`] for a later layout, which may
+    /// contain more than this version knows.
     pub(crate) fn schema(&self) -> Result<Option<u32>, Error> {
         let mut found = self.look_for_schema();
         let begun = Instant::now();
@@ -133,7 +132,7 @@ impl OwnedTable {
         }
     }
 
-    /// Like [`transact`], through this socket.
+    /// Like the function [`transact`], with this table's socket.
     pub(crate) fn transact<T>(
         &self,
         operation: &str,
@@ -143,9 +142,9 @@ impl OwnedTable {
     }
 }
 
-/// Builds a batch from what the ruleset holds, and commits it if the ruleset's generation is still the same. If another
-/// process was faster, the batch is built again. Returns what was built along with the batch. An empty batch is not
-/// committed.
+/// Builds a batch from what the ruleset contains, and commits it if the ruleset's generation is still the same. If
+/// another process was faster, the batch is built again. Returns what `build` returned together with the batch. An
+/// empty batch is not committed.
 ///
 /// # Errors
 /// The error of `build`, [`Error::Kernel`] if the kernel refuses the batch, or [`Error::Busy`] if the ruleset
@@ -169,7 +168,7 @@ pub(crate) fn transact<T>(
     }
 }
 
-/// The outcome of a [`transact`] that has nothing to change.
+/// What `build` returns if there is nothing to change.
 pub(crate) fn unchanged<T>(value: T) -> Result<(Transaction, T), Error> {
     Ok((Transaction::new(), value))
 }
@@ -178,7 +177,7 @@ fn generation(socket: &Socket) -> Result<u32, Error> {
     socket.generation().map_err(|e| unreachable_nf_tables("read the ruleset's generation", e))
 }
 
-/// Distinguishes a kernel without nf_tables from one that refuses.
+/// Tells a kernel without nf_tables from a kernel that refuses a request.
 fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
     match error.unsupported() {
         Some(_) => NfTablesLack::Refusal(error).into(),
@@ -186,7 +185,7 @@ fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
     }
 }
 
-/// Turns the lack of nf_tables into an empty result: there is nothing to read or to remove.
+/// Treats a kernel without nf_tables as an empty result, because there is nothing to read or to remove.
 pub(crate) fn unless_no_nf_tables<T: Default>(result: Result<T, Error>) -> Result<T, Error> {
     match result {
         Err(Error::NoNfTables(_)) => Ok(T::default()),
@@ -194,7 +193,7 @@ pub(crate) fn unless_no_nf_tables<T: Default>(result: Result<T, Error>) -> Resul
     }
 }
 
-/// Bounded repetition after commits that another process's commit made stale.
+/// Limits how often and how long a commit is repeated after another process's commit has made it stale.
 #[derive(Debug)]
 pub(crate) struct Patience {
     since: Instant,
@@ -208,8 +207,8 @@ impl Patience {
         Self { since: Instant::now(), attempts: 0, turn: None }
     }
 
-    /// Waits before a commit is repeated: the first time until no other process repeats one, later not at all. With
-    /// random pauses instead, an unlucky process would wait for seconds.
+    /// Waits before a commit is repeated. The first time, this waits until no other process repeats a commit; later
+    /// calls do not wait. With random pauses instead, an unlucky process would wait for seconds.
     fn queue(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
         if !failure.is_stale_generation() {
             return self.wait(operation, failure);
@@ -227,9 +226,9 @@ impl Patience {
         Ok(())
     }
 
-    /// Sleeps before another attempt. Fails if that would not help.
+    /// Sleeps before another attempt. Fails if another attempt would not help.
     pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
-        // Any other failure would repeat, because what was read is still true in an unchanged generation.
+        // Any other failure would occur again, because in an unchanged generation what was read is still true.
         if !failure.is_stale_generation() && !failure.is_busy() {
             return Err(Error::kernel(operation, failure));
         }
@@ -255,8 +254,8 @@ impl Patience {
     }
 
     fn sleep(&self) {
-        // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID are random
-        // enough to spread processes that began together.
+        // The pause is chosen uniformly from a window that doubles up to 64 ms. The clock's low digits and the
+        // process ID are random enough to spread processes that began at the same time.
         let window = 1u64 << self.attempts.min(6);
         let seed = u64::from(Instant::now().duration_since(self.since).subsec_nanos())
             ^ u64::from(std::process::id());

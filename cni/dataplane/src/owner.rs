@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The owner of an element: the comment that every element carries, and the container's namespace.
+//! The owner of an element, which the comment of every element names, and the container's namespace.
 
 use std::fmt;
 use std::io;
@@ -14,16 +14,16 @@ use sha2::{Digest, Sha256};
 
 /// nft refuses longer comments when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub(crate) const COMMENT_MAX: usize = 128;
-/// First word of every comment: marks it as ours, and carries the format's version.
+/// The first word of every comment, which marks it as ours and contains the version of the format.
 const MAGIC: &str = "slipway1";
-/// Last character of a name that was cut to fit.
+/// The last character of a name that was cut to fit.
 const CUT: char = '~';
 
-/// 64 bits that identify a network.
+/// 64 bits of a hash that identify a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkHash(pub [u8; 8]);
 
-/// 128 bits that identify an attachment.
+/// 128 bits of a hash that identify an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttachmentHash(pub [u8; 16]);
 
@@ -36,8 +36,7 @@ impl NetworkHash {
 }
 
 impl AttachmentHash {
-    /// The hash of an attachment. The parts are length-prefixed, so that no two attachments share their
-    /// input.
+    /// The hash of an attachment. The parts are length-prefixed, so different attachments have different inputs.
     #[must_use]
     pub fn of(attachment: &Attachment) -> Self {
         Self(digest(&[attachment.network(), attachment.container_id(), attachment.ifname()]))
@@ -64,25 +63,25 @@ pub struct Owner {
     pub network_hash: NetworkHash,
     /// Hash of network, container and interface.
     pub attachment_hash: AttachmentHash,
-    /// The network's name, cut and ending in `~` when it is long.
+    /// The network's name. If it is long, it is cut and ends in `~`.
     pub network: String,
     /// The interface inside the container.
     pub ifname: String,
-    /// The container's ID, cut and ending in `~` when it is long.
+    /// The container's ID. If it is long, it is cut and ends in `~`.
     pub container_id: String,
 }
 
-/// The alias of links that Slipway has made and containers share, such as a bridge.
+/// The alias of links that Slipway has made and that containers share, such as bridges.
 pub const MADE: &str = "made by slipway";
 
-/// True for a link that Slipway has made, by its alias: a container's, or one that containers share.
+/// True if the alias shows that Slipway has made the link, for one container or for several.
 #[must_use]
 pub fn is_own_link(alias: &str) -> bool {
     alias == MADE || Owner::from_comment(alias).is_some()
 }
 
 impl Owner {
-    /// The owner of an attachment's elements, its names in full.
+    /// The owner of an attachment's elements, with its names in full.
     #[must_use]
     pub fn of(attachment: &Attachment) -> Self {
         Self {
@@ -94,13 +93,13 @@ impl Owner {
         }
     }
 
-    /// The comment for its elements: at most [`COMMENT_MAX`] bytes of printable ASCII without quotes, so that
-    /// a saved ruleset loads again.
+    /// The comment for the owner's elements: at most [`COMMENT_MAX`] bytes of printable ASCII without quotes, so that
+    /// a saved ruleset can be loaded again.
     #[must_use]
     pub fn to_comment(&self) -> String {
         let mut comment = format!("{MAGIC} {}-{} ", hex(&self.network_hash.0), hex(&self.attachment_hash.0));
-        // The interface has at most 15 bytes. The network's name leaves room for 12 characters of the
-        // container's ID, which people know a container by.
+        // The interface has at most 15 bytes. The network's name leaves room for 12 characters of the container's ID,
+        // by which people recognise a container.
         let ifname = printable(&self.ifname, 15);
         let room = COMMENT_MAX.saturating_sub(comment.len() + ifname.len() + 2);
         let network = printable(&self.network, room.saturating_sub(13.min(self.container_id.len())));
@@ -112,10 +111,10 @@ impl Owner {
         comment
     }
 
-    /// Reads a comment; none if it is not ours.
+    /// Parses a comment. None if it is not ours.
     #[must_use]
     pub fn from_comment(comment: &str) -> Option<Self> {
-        // Commands print the names of an owner on terminals, and anybody who may change a link may change its alias.
+        // Commands print an owner's names on terminals, and anybody who may change a link may change its alias.
         let is_ours = |byte: u8| byte == b' ' || byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
         if !comment.bytes().all(is_ours) {
             return None;
@@ -138,26 +137,26 @@ impl Owner {
 }
 
 impl Owner {
-    /// The command that removes what the owner has, for people.
+    /// The command that removes everything that the owner has, for people.
     #[must_use]
     pub fn detach_command(&self) -> String {
         format!("slipway detach {} {} {}", self.network, self.container_id, self.ifname)
     }
 
-    /// The advice for a conflict with this owner.
+    /// Advises what to do about a conflict with this owner.
     #[must_use]
     pub fn way_out(&self) -> String {
         format!("if that container is gone, `{}` removes what it has left", self.detach_command())
     }
 
-    /// The attachment, if it is this container's to one of these networks.
+    /// The owner's attachment, if it attaches this container to one of these networks.
     #[must_use]
     pub fn attachment<'a>(
         &'a self,
         networks: impl IntoIterator<Item = &'a str>,
         container_id: &str,
     ) -> Option<Attachment> {
-        // The names in a comment may be cut; the hash decides.
+        // The names in a comment may be cut, but the hash is exact.
         networks
             .into_iter()
             .chain([self.network.as_str()])
@@ -165,7 +164,7 @@ impl Owner {
             .find(|one| AttachmentHash::of(one) == self.attachment_hash)
     }
 
-    /// True if two owners' container IDs, either of which may be cut, can be the same.
+    /// True if the two owners may belong to the same container. Either of the IDs may be cut.
     #[must_use]
     pub(crate) fn may_be_of_one_container(&self, other: &Self) -> bool {
         let (a, b) = (self.container_id.as_str(), other.container_id.as_str());
@@ -184,8 +183,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Cuts a name to `max` bytes and replaces everything but graphic ASCII, also quotes and backslashes, which
-/// nft cannot print and read back.
+/// Cuts a name to `max` bytes, and replaces all characters except for graphic ASCII. Quotes and backslashes are
+/// replaced as well, because nft cannot print them so that it can read them back.
 fn printable(name: &str, max: usize) -> String {
     let clean = |c: char| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '?' };
     let all: String = name.chars().map(clean).collect();
@@ -208,25 +207,25 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(out)
 }
 
-/// A container's network namespace: the file by which the runtime holds it, and its identity.
+/// A container's network namespace: the file by which the runtime keeps it, and its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContainerNetns {
     /// `CNI_NETNS`.
     pub path: PathBuf,
     /// Device number of the namespace's inode.
     pub dev: u64,
-    /// Inode number of the namespace, which the kernel may reuse when the namespace is gone.
+    /// Inode number of the namespace, which the kernel may reuse after the namespace is gone.
     pub ino: u64,
-    /// The namespace's cookie, which is never reused; none before Linux 5.14.
+    /// The namespace's cookie, which is never reused. None before Linux 5.14.
     pub cookie: Option<u64>,
 }
 
-/// The liveness of a recorded namespace.
+/// Whether a recorded namespace still exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
     /// The path is missing or leads to another namespace.
     Dead,
-    /// The path leads to it, or cannot be read.
+    /// The path leads to the namespace, or cannot be read.
     NotProvenDead,
 }
 
@@ -237,19 +236,19 @@ impl ContainerNetns {
         Self { path: PathBuf::new(), dev: 0, ino: 0, cookie: None }
     }
 
-    /// Reads the identity behind a path.
+    /// Reads the identity of the namespace to which a path leads.
     pub fn read(path: &Path) -> io::Result<Self> {
         let cookie = Netns::open(path).ok().and_then(|netns| netns.cookie());
         Ok(Self { cookie, ..Self::without_cookie(path)? })
     }
 
-    /// As [`Self::read`], without the cookie, for which a thread has to enter the namespace.
+    /// Like [`Self::read`], but without the cookie, for which a thread would have to enter the namespace.
     pub(crate) fn without_cookie(path: &Path) -> io::Result<Self> {
         let meta = std::fs::metadata(path)?;
         Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), cookie: None })
     }
 
-    /// True if both are the same namespace at the same path. A record of an earlier version has no cookie.
+    /// True if both are the same namespace at the same path. Records of earlier versions have no cookie.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let number = |netns: &Self| (netns.dev, netns.ino);
@@ -257,8 +256,8 @@ impl ContainerNetns {
         self.path == other.path && number(self) == number(other) && !differ
     }
 
-    /// Compares the path with this namespace. The result is valid only in the mount namespace in which the
-    /// path was recorded.
+    /// Checks whether the path still leads to this namespace. The result is valid only in the mount namespace in
+    /// which the path was recorded.
     #[must_use]
     pub fn life(&self) -> Life {
         match std::fs::metadata(&self.path) {
@@ -271,7 +270,8 @@ impl ContainerNetns {
         }
     }
 
-    /// The liveness if the path leads to a namespace with the recorded inode number, which may have been reused.
+    /// Decides by the cookie, if the path leads to a namespace with the recorded inode number, which may have been
+    /// reused.
     fn life_by_cookie(&self) -> Life {
         let Some(cookie) = self.cookie else { return Life::NotProvenDead };
         match Netns::open(&self.path).ok().and_then(|netns| netns.cookie()) {

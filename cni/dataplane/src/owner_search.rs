@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Owners that a renamed network, a lost DEL or a runtime without its state has left behind.
+//! Finds owners that were left behind because a network was renamed, a DEL was lost or a runtime lost its state.
 //!
-//! An attachment's hash includes the name of its network, so that a DEL under another name finds nothing by it. The
-//! container's ID, the interface and the recorded namespace still tell whose it is.
+//! An attachment's hash includes the name of its network, so a DEL with another name finds nothing. The container's
+//! ID, the interface and the recorded namespace still show to whom the objects belong.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,20 @@ use crate::owner::{AttachmentHash, Life};
 use crate::teardown::{OwnTable, TableContent};
 use crate::{ContainerNetns, Error, Owner};
 
-/// The state of an owner's namespace, by the owner's records.
+/// What an owner's records say about its namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// The path leads to the namespace in question.
+    /// The record's path leads to the namespace in question.
     Here,
     /// The namespace is gone.
     Gone,
-    /// The namespace may exist, and is another one.
+    /// The namespace may exist, but is not the one in question.
     Elsewhere,
 }
 
-/// What the table records about the namespaces of these attachments; those that own nothing there are left out. Each is
-/// looked up by its key, so the number of owners in the table does not matter. `netns` is the namespace in question.
+/// What the table records about the namespaces of these attachments, without those that own nothing there. Each
+/// attachment is looked up by its key, so the number of owners in the table does not matter. `netns` is the namespace
+/// in question.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
@@ -46,7 +47,7 @@ pub fn standings(
         for attachment in attachments {
             let records = owner_entry::records(session, attachment)?;
             let standings = records.iter().map(|record| standing(record.as_ref(), netns));
-            // All entries must agree.
+            // If the entries disagree, the namespace counts as another one.
             let agreed = standings.reduce(|one, other| if one == other { one } else { Standing::Elsewhere });
             found.extend(agreed.map(|standing| (attachment.clone(), standing)));
         }
@@ -62,7 +63,7 @@ fn standing(record: Option<&Record>, netns: Option<&ContainerNetns>) -> Standing
     if record.life() == Life::Dead { Standing::Gone } else { Standing::Elsewhere }
 }
 
-/// Works on the table, unless it is missing or was made by another program or a later version.
+/// Calls `work` for the table, unless the table is missing or was made by another program or a later version.
 fn with_table<T: Default>(work: impl FnOnce(&Session) -> Result<T, Error>) -> Result<T, Error> {
     let session = Session::open()?;
     match session.schema() {
@@ -88,7 +89,7 @@ pub fn owns(attachment: &Attachment) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Lists the owners in the table whose namespace is gone, by all of their entries.
+/// Lists the owners in the table whose namespace is gone according to all of their entries.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.

@@ -2,22 +2,22 @@
 
 //! The firewall plugin's `ingressPolicy`.
 
-/// The packets that reach the containers on a bridge.
+/// Which packets reach the containers on a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IngressPolicy {
     Open,
-    /// All but those that come from another bridge whose policy is neither [`Self::Open`] nor [`Self::Listed`].
+    /// All packets, except for those from another bridge whose policy is neither [`Self::Open`] nor [`Self::Listed`].
     SameBridge,
-    /// As [`Self::SameBridge`], and not those from other containers on the same bridge.
+    /// Like [`Self::SameBridge`], but also without packets from other containers on the same bridge.
     Isolated,
-    /// As [`Self::SameBridge`], and not those to or from a bridge that is [`Self::Listed`].
+    /// Like [`Self::SameBridge`], but also without packets to or from a bridge that is [`Self::Listed`].
     Strict,
-    /// All but those to or from a bridge that is [`Self::Strict`].
+    /// All packets, except for those to or from a bridge that is [`Self::Strict`].
     Listed,
 }
 
 impl IngressPolicy {
-    /// The policy of that name in configurations; an empty name is [`Self::Open`].
+    /// The policy with this name in configurations. An empty name means [`Self::Open`].
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -30,8 +30,8 @@ impl IngressPolicy {
         }
     }
 
-    /// True if only [`crate::firewall::Isolator::Nftables`] knows the policy: the reference, whose chains of iptables have
-    /// their own form, has none like it.
+    /// True if only [`crate::firewall::Isolator::Nftables`] supports the policy. The reference plugin, which decides
+    /// how the chains of iptables look, has no such policy.
     pub(crate) const fn needs_sets(self) -> bool {
         matches!(self, Self::Strict | Self::Listed)
     }

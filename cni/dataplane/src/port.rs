@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub use cni_kernel::AddressFamily;
 
-/// A transport protocol that ports can be published for.
+/// A transport protocol for which ports can be published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     Tcp,
@@ -16,7 +16,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All, in the order of listings.
+    /// All protocols, in the order in which listings show them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// The number in the IP header (IANA "Assigned Internet Protocol Numbers").
@@ -29,7 +29,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol of that number in the IP header.
+    /// The protocol with this number in the IP header.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
@@ -52,7 +52,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The addresses of the node that a port is published on.
+/// On which of the node's addresses a port is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostAddress {
     /// Every local address of one family.
@@ -70,7 +70,7 @@ impl HostAddress {
         }
     }
 
-    /// The address; the unspecified one of its family for every local address.
+    /// The address, or the unspecified address of the family for every local address.
     #[must_use]
     pub fn ip(self) -> IpAddr {
         match self {
@@ -92,7 +92,7 @@ impl fmt::Display for HostAddress {
     }
 }
 
-/// The host's side of a mapping: one port or a run of consecutive ones.
+/// The host's side of a mapping: one port, or a run of consecutive ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPorts {
     pub protocol: Protocol,
@@ -105,7 +105,6 @@ pub struct HostPorts {
 }
 
 impl HostPorts {
-    /// Number of ports in the run.
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.last.saturating_sub(self.first)) + 1
@@ -122,8 +121,8 @@ impl HostPorts {
         self.first..=self.last
     }
 
-    /// True if both have a port in common, on the same address and protocol. A wildcard and a single address
-    /// do not overlap: the single address takes precedence.
+    /// True if both have a port in common, on the same address and protocol. A wildcard and a single address do not
+    /// overlap, because the single address takes precedence.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.protocol == other.protocol
@@ -140,19 +139,18 @@ impl fmt::Display for HostPorts {
     }
 }
 
-/// A mapping: packets for the host's ports go to the container's ports, in order.
+/// A mapping: packets to the host's ports are sent to the container's ports, in the same order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublishedPort {
     pub host: HostPorts,
     /// The container's address, of the host side's family.
     pub container: IpAddr,
-    /// The container's port for the first port of the run; the others follow.
+    /// The container's port for the first port of the run. The other ports follow in order.
     pub container_port: u16,
 }
 
 impl PublishedPort {
-    /// The container's port for the last port of the run. The check of the configuration keeps the sum in
-    /// range.
+    /// The container's port for the last port of the run. Configurations are checked, so the sum is in range.
     #[must_use]
     pub fn last_container_port(&self) -> u16 {
         self.container_port.saturating_add(self.host.last.saturating_sub(self.host.first))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The tables of the reference plugins' nftables backend, whose rules name their owners in comments. This
-//! module finds, checks and removes them.
+//! Finds, checks and removes the rules of the reference plugins' nftables backend. The comments of these rules name
+//! their owners.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,18 +23,19 @@ use crate::{
 };
 use cni_spec::text::hex;
 
-/// The tables of published ports, by family; a rule's comment is the container's ID.
+/// The tables of published ports, by family. The comment of a rule is the container's ID.
 const PORT_TABLES: [(AddressFamily, Family); 2] =
     [(AddressFamily::V4, Family::Ip), (AddressFamily::V6, Family::Ip6)];
 pub(crate) const PORT_TABLE: &str = "cni_hostport";
 /// The chain of the mappings.
 const HOSTPORTS: &str = "hostports";
-/// The chains of that table with containers' rules. Older versions of the reference plugins use the second one.
+/// The chains of these tables that contain containers' rules. Older versions of the reference plugins use the second
+/// one.
 const PORT_CHAINS: [&str; 3] = [HOSTPORTS, "hostip_hostports", "masquerading"];
-/// The table of the masquerade; a rule's comment is a hash and the names.
+/// The table of the masquerade. The comment of a rule contains a hash and the names.
 pub(crate) const MASQUERADE_TABLE: &str = "cni_plugins_masquerade";
 const MASQUERADE_CHAIN: &str = "masq_checks";
-/// Digits of each half of a masquerade rule's hash.
+/// How many digits each half of a masquerade rule's hash has.
 const HASH_DIGITS: usize = 16;
 
 /// The reference's tables in this network namespace.
@@ -46,7 +47,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Looks the three tables up by name. None if none of them exists, or the kernel has no nf_tables.
+    /// Looks up the three tables by name. None if none of them exists, or the kernel has no nf_tables.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
         let socket = match Socket::open() {
             Ok(socket) => socket,
@@ -55,7 +56,8 @@ impl Reference {
         };
         let there = |table: &TableId| match socket.table(table) {
             Ok(found) => Ok(found.is_some()),
-            // A kernel without nf_tables: the socket is one to netfilter as a whole.
+            // This is a kernel without nf_tables: the socket could be opened because it is one to netfilter as a
+            // whole.
             Err(error) if error.unsupported().is_some() => Ok(false),
             Err(error) => match socket.generation() {
                 Err(lacking) if lacking.unsupported().is_some() => Ok(false),
@@ -81,7 +83,7 @@ impl Reference {
             .map_err(|e| Error::kernel(format!("list the rules of chain {table} {chain}"), e))
     }
 
-    /// The tables and chains with rules of containers.
+    /// The tables and chains that contain rules of containers.
     fn places(&self, kinds: Kinds) -> Vec<(&TableId, &'static str)> {
         let mut places = Vec::new();
         if kinds.ports() {
@@ -100,9 +102,9 @@ impl Reference {
         self.remove(&operation, kinds, |rule| is_of(rule, attachment))
     }
 
-    /// Removes the rules of invalid attachments of a network. Rules of published ports name no network, so they are
-    /// removed together with a masquerade rule of the same container and address that names it, whatever `kinds` is:
-    /// without that rule their network is unknown.
+    /// Removes the rules of invalid attachments of a network. Rules of published ports do not name the network. They
+    /// are removed, whatever `kinds` is, together with a masquerade rule of the same container and address that names
+    /// the network, because without that rule it would be unknown to which network they belong.
     pub(crate) fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let Some(table) = &self.masquerade else { return Ok(()) };
         let rules = self.rules(table, MASQUERADE_CHAIN)?;
@@ -142,7 +144,7 @@ impl Reference {
         })
     }
 
-    /// True if the attachment has rules here.
+    /// True if the attachment has rules in these tables.
     pub(crate) fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         for (table, chain) in self.places(kinds) {
             if self.rules(table, chain)?.iter().any(|rule| is_of(rule, attachment)) {
@@ -152,7 +154,7 @@ impl Reference {
         Ok(false)
     }
 
-    /// Checks as the reference does: there must be as many rules as mappings.
+    /// Checks only what the reference plugin checks: there must be as many rules as mappings.
     pub(crate) fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         for (family, table) in &self.ports {
             let of_family = request.ports.iter().filter(|port| port.host.address.family() == *family);
@@ -169,7 +171,7 @@ impl Reference {
     }
 }
 
-/// A hash in the form that the comments use.
+/// A hash in the form in which comments contain it.
 fn short_hash(text: &str) -> String {
     let mut hash = hex(&Sha512::digest(text));
     hash.truncate(HASH_DIGITS);
@@ -181,7 +183,7 @@ fn is_of_network(rule: &RuleInfo, network: &str) -> bool {
     comment.split_once('-').is_some_and(|(hash, _)| hash == short_hash(network))
 }
 
-/// True if a rule is this attachment's, by the comment's form in its table.
+/// True if a rule belongs to this attachment, according to the form that comments have in its table.
 fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     let Some(comment) = rule.comment.as_deref() else { return false };
     let id = attachment.container_id();
@@ -191,7 +193,7 @@ fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     is_masquerade_of(comment, attachment)
 }
 
-/// True if a masquerade rule's comment is this attachment's.
+/// True if this is the comment of a masquerade rule of the attachment.
 fn is_masquerade_of(comment: &str, attachment: &Attachment) -> bool {
     let id = attachment.container_id();
     let instance = short_hash(&format!("{}:{id}", attachment.ifname()));
@@ -199,19 +201,19 @@ fn is_masquerade_of(comment: &str, attachment: &Attachment) -> bool {
     comment.strip_prefix(&hash).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
 }
 
-/// True if a port rule's comment is that container's ID.
+/// True if this is the comment of a port rule of the container with this ID.
 fn is_container(comment: &str, id: &str) -> bool {
     comment == id.get(..COMMENT_MAX).unwrap_or(id)
 }
 
-/// True if a masquerade rule's comment names the container of a port rule's comment; either may be cut.
+/// True if a masquerade rule's comment names the container that a port rule's comment names. Either may be cut.
 fn names_container(rule: &RuleInfo, id: &str) -> bool {
     let comment = rule.comment.as_deref().unwrap_or_default();
     let Some((_, named)) = comment.split_once(", id: ") else { return false };
     if comment.len() < COMMENT_MAX { named == id } else { id.starts_with(named) }
 }
 
-/// The container's address in a rule: the target of a port, or the masqueraded source.
+/// The container's address in a rule: the target of a port, or the source that is masqueraded.
 fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
     let one = |field: &Field, to: &Operand| match (field, to) {
         (Field::IpSaddr | Field::IpDaddr | Field::Ip6Saddr | Field::Ip6Daddr, Operand::Value(value)) => {
@@ -234,7 +236,7 @@ fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
     })
 }
 
-/// A reason why rules cannot be translated.
+/// Why rules cannot be translated into a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error("the conditions of table {0} hold for all containers")]
@@ -243,11 +245,10 @@ pub(crate) enum Unreadable {
     Rule { table: TableId, chain: &'static str },
 }
 
-/// The reference's rules of one kind for one address of a container.
+/// The rules of one kind that the reference plugin made for one address of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct ReferenceRules {
     pub(crate) comment: String,
-    /// The container's address.
     pub(crate) address: IpAddr,
     pub(crate) content: Result<Content, Unreadable>,
     /// True for masquerade, false for published ports.
@@ -255,7 +256,7 @@ pub(crate) struct ReferenceRules {
 }
 
 impl ReferenceRules {
-    /// True if the rules can be that attachment's: the comment of a published port is only the container's
+    /// True if the rules may belong to this attachment. The comment of a published port contains only the container's
     /// ID.
     pub(crate) fn may_be_of(&self, attachment: &Attachment) -> bool {
         if !self.masquerade {
@@ -264,7 +265,7 @@ impl ReferenceRules {
         is_masquerade_of(&self.comment, attachment)
     }
 
-    /// The attachment in a masquerade rule's comment, if it is not cut.
+    /// The attachment that a masquerade rule's comment names, unless the comment is cut.
     pub(crate) fn named(&self) -> Option<Attachment> {
         let (_, rest) = self.comment.split_once(", net: ")?;
         let (network, rest) = rest.split_once(", if: ")?;
@@ -274,7 +275,7 @@ impl ReferenceRules {
     }
 }
 
-/// The part of a container's rules to remove.
+/// Which of a container's rules are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The rules that translate destinations.
@@ -283,7 +284,7 @@ pub(crate) enum Part {
 }
 
 impl Reference {
-    /// Reads all rules. The rules of a container's ports on one address are one item.
+    /// Reads all rules. The rules for a container's ports on one address form one item.
     pub(crate) fn survey(&self) -> Result<Vec<ReferenceRules>, Error> {
         let mut all_rules: Vec<ReferenceRules> = Vec::new();
         for (family, table) in &self.ports {
@@ -344,7 +345,7 @@ impl Reference {
         Ok(all_rules)
     }
 
-    /// Adds rules for packets to ports whose translation has already been removed.
+    /// Adds rules for packets to ports whose translation rules have already been removed.
     fn survey_rest(&self, all_rules: &mut Vec<ReferenceRules>) -> Result<(), Error> {
         for (_, table) in &self.ports {
             for rule in self.rules(table, PORT_CHAINS[2])? {
@@ -363,7 +364,7 @@ impl Reference {
         Ok(())
     }
 
-    /// True if a rule that leads to the ports has conditions other than the node's own addresses.
+    /// True if a rule that jumps to the ports has any condition other than that the packet is for the node.
     fn has_conditions(&self, table: &TableId) -> Result<bool, Error> {
         let plain = |rule: &RuleInfo| {
             let stmts = rule.stmts.as_deref().unwrap_or_default();
@@ -386,7 +387,7 @@ impl Reference {
         })
     }
 
-    /// Removes the tables without rules of containers. Returns their names.
+    /// Removes the tables that contain no rules of containers. Returns their names.
     pub(crate) fn remove_empty(&self) -> Result<Vec<String>, Error> {
         let operation = "remove the reference plugins' empty tables";
         transact(&self.socket, operation, |_| {
@@ -436,7 +437,7 @@ fn port_of(rule: &RuleInfo, family: AddressFamily) -> Option<PublishedPort> {
     Some(PublishedPort { host, container, container_port })
 }
 
-/// The sources that are masqueraded on the way to a container, by the rules that name it.
+/// Which sources are masqueraded on the way to a container, according to the rules that name it.
 fn snat(masquerading: &[RuleInfo], comment: &str, address: IpAddr) -> Snat {
     let of_it = masquerading
         .iter()
@@ -458,7 +459,7 @@ fn snat(masquerading: &[RuleInfo], comment: &str, address: IpAddr) -> Snat {
     found
 }
 
-/// The masqueraded address with the prefix of the network that it is not masqueraded to.
+/// The masqueraded address, with the prefix of the network to which its packets keep their source.
 fn network_of(rule: &RuleInfo, address: IpAddr) -> Option<IpNet> {
     let own = rule.stmts.as_deref()?.iter().find_map(|stmt| match stmt {
         Stmt::Match { fields, cmp: Cmp::Ne, to }
@@ -495,7 +496,7 @@ mod tests {
 
     #[test]
     fn the_references_comments_are_understood() {
-        // As version 1.9.1 of the reference wrote the comment.
+        // The comment as version 1.9.1 of the reference plugin wrote it.
         let comment =
             "c5964c6794a1152e-9b4b084fd5e54b3c, net: testnet, if: eth0, id: cnitool-20b4ff582526573bbe7d";
         let masquerade = rule(TableId::new(Family::Inet, MASQUERADE_TABLE), comment);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The folder for what lasts until the next reboot.
+//! The folder for files that last until the next reboot.
 
-/// Holds the locks of the iptables backend, of the firewall and of the mount of a BPF file system, a note of tables
-/// that were large, and marks of attachments whose DEL has begun. Slipway works without these files, and a reboot removes them.
+/// Contains the locks of the iptables backend, of the firewall and of the mount of a BPF file system, notes about
+/// large tables, and marks of attachments whose DEL has begun. Slipway works without these files, and a reboot
+/// removes them.
 pub const RUN_DIR: &str = "/run/slipway";

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Links that hold the addresses of Services: kube-proxy's in mode `ipvs`, and kube-router's.
+//! Links to which the addresses of Services are assigned: those of kube-proxy in mode `ipvs`, and those of
+//! kube-router.
 //!
-//! IPVS sees only packets that are addressed to the node, so these engines give each address of a Service to
-//! a link of the node. To the kernel's routing such an address is local, but a port that is published on all
-//! of the node's addresses is not published there. nftables cannot distinguish the two: `fib` returns no
-//! interface for a local address, and its type compares only with the packet's interface.
+//! IPVS sees only packets that are addressed to the node, so these engines assign every address of a Service to a
+//! link of the node. Such an address is local for the kernel's routing, but a port that is published on all of the
+//! node's addresses is not published there. nftables cannot tell these addresses from others, because `fib` returns
+//! no interface for a local address, and its type compares only with the packet's interface.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,8 +22,8 @@ pub(crate) fn present(socket: &RouteSocket) -> Result<Vec<Link>, RouteError> {
     Ok(found?.into_iter().flatten().collect())
 }
 
-/// The node's addresses that are local by another link, without the loopback's; none on a node without such a
-/// link, where every local address counts.
+/// The node's addresses that are local because of another link, except for loopback addresses. None on a node without
+/// links of Services, where every local address counts.
 pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> {
     let socket = RouteSocket::open()?;
     let links = present(&socket)?;

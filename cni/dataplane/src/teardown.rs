@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Removes the tables themselves, when Slipway is uninstalled from the node.
+//! Removes the tables themselves when Slipway is uninstalled from a node.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,15 @@ use cni_nftables::{TableId, Transaction};
 use crate::owned_table::{transact, unchanged, unless_no_nf_tables};
 use crate::{Error, Owner, duplicates, firewall, macspoof, nftables};
 
-/// A table of Slipway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {
     /// `inet slipway`: published ports, masquerade, the guard of the loopback.
     Ports,
     /// `bridge slipway`: the guard against spoofed addresses.
     Spoofing,
-    /// `inet slipway-firewall`: containers with a record of the firewall plugin.
+    /// `inet slipway-firewall`: the records of the firewall plugin.
     Firewall,
-    /// `bridge slipway-kubenet`: the guard against duplicates. No attachment owns anything in it.
+    /// `bridge slipway-kubenet`: the guard against duplicates, in which attachments own nothing.
     Duplicates,
 }
 
@@ -27,13 +26,13 @@ pub enum TableContent {
     NoTable,
     /// The table exists, and nothing in it has an owner.
     Nothing,
-    /// No attachment owns anything in the table, but an administrator has rules in the chain for them.
+    /// No attachment owns anything in the table, but an administrator has rules in the chain `admin`.
     Rules,
-    /// The attachments that own something in the table, each once.
+    /// The attachments that own something in the table, each only once.
     Owners(Vec<Owner>),
 }
 
-/// The treatment of a table that attachments or an administrator use.
+/// How a table is treated that attachments or an administrator use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UsedTable {
     Keep,
@@ -87,8 +86,8 @@ impl OwnTable {
         Ok(TableContent::Owners(owners))
     }
 
-    /// Removes the table, and returns its content. With [`UsedTable::Keep`] a table with owners or an
-    /// administrator's rules stays, including those that were added a moment ago.
+    /// Removes the table, and returns what it contained. With [`UsedTable::Keep`], a table stays if it has owners or
+    /// an administrator's rules, including any that were added a moment ago.
     ///
     /// # Errors
     /// As for [`Self::holding`]; [`Error::Busy`] if other processes changed the ruleset at every attempt.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Traces of real packets to one port, by the kernel's own trace of the ruleset.
+//! Traces real packets to one port with the kernel's own tracing of the ruleset.
 //!
-//! `table inet slipway-trace` marks the packets before any other chain sees them, and has a last chain at the
-//! hooks where packets leave netfilter, whose events show a packet as it leaves. The kernel deletes the table with
-//! the socket that made it, however the process ends; before Linux 5.12 the next trace does, and until then the
-//! table marks nothing, as the element with the port has a time limit.
+//! `table inet slipway-trace` marks the packets before any other chain sees them. At the hooks where packets leave
+//! netfilter, it also has a last chain, whose events show the packet as it leaves. The kernel deletes the table
+//! together with the socket that made it, however the process ends. Before Linux 5.12, the next trace deletes it, and
+//! until then it marks nothing, because the element with the port has a time limit.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,15 +26,16 @@ pub const TABLE: &str = "inet slipway-trace";
 const PORTS: &str = "ports";
 /// After defragmentation (`NF_IP_PRI_CONNTRACK_DEFRAG`, -400) and before `NF_IP_PRI_RAW`, -300.
 const FIRST: i32 = -350;
-/// After `NF_IP_PRI_NAT_SRC`, 100, and what other programs have there.
+/// After `NF_IP_PRI_NAT_SRC`, which is 100, and the chains that other programs have there.
 const LAST: i32 = 1000;
-/// Packets that are traced per second, and at once, so that a busy port neither loses reports nor slows the node down.
+/// How many packets are traced per second, and in one burst, so that tracing a busy port neither loses reports nor
+/// slows the node down.
 const RATE: u32 = 20;
 const BURST: u32 = 10;
 /// `NFT_TABLE_F_OWNER`.
 const OWNED: u32 = 2;
 
-/// The chain in which an event was.
+/// The chain from which an event was reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// Family and name of the table.
@@ -51,21 +52,21 @@ impl Place {
         self.table == schema::TABLE
     }
 
-    /// True if the table is the trace's.
+    /// True if the table is the one that the trace itself made.
     #[must_use]
     pub fn is_of_trace(&self) -> bool {
         self.table == TABLE
     }
 }
 
-/// An event of a packet's way.
+/// One event on a packet's way through the ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The packet: equal numbers in short succession are one packet.
+    /// Identifies the packet. Events with the same number in short succession belong to one packet.
     pub packet: u32,
     pub place: Place,
     pub event: Event,
-    /// The packet as it is at this point; only in the first event of a base chain.
+    /// The packet as it is at this point. Only the first event in a base chain has it.
     pub seen: Option<TracedPacket>,
 }
 
@@ -73,29 +74,29 @@ pub struct Step {
 pub enum Event {
     Rule {
         handle: u64,
-        /// The rule in nft's words, as far as they are known here.
+        /// The rule in nft's syntax, as far as this crate supports it.
         text: Option<String>,
-        /// The map in which the rule looks something up.
+        /// The map that the rule looks up.
         map: Option<String>,
-        /// The rule's verdict; none for `queue`.
+        /// The rule's verdict. None for `queue`.
         verdict: Option<Verdict>,
     },
     /// A chain ended, or a rule returned from it.
     Return,
-    /// No rule of a base chain decided.
+    /// No rule of a base chain decided, so the policy did.
     Policy(Policy),
 }
 
-/// A packet at one point of its way.
+/// A packet at one point on its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedPacket {
     pub from: SocketAddr,
     pub to: SocketAddr,
     /// TCP's flags (RFC 9293, section 3.1).
     pub flags: Option<u8>,
-    /// Index of the link that it arrived on.
+    /// Index of the link on which the packet arrived.
     pub link_in: Option<u32>,
-    /// Index of the link that it leaves by.
+    /// Index of the link on which the packet leaves.
     pub link_out: Option<u32>,
 }
 
@@ -103,7 +104,7 @@ pub struct TracedPacket {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
     Step(Box<Step>),
-    /// Events were lost: there were more than the socket's buffer holds.
+    /// Events were lost, because there were more than fit into the socket's buffer.
     Lost,
 }
 
@@ -114,17 +115,17 @@ pub struct Tracer {
     traces: Traces,
     protocol: Protocol,
     is_owned: bool,
-    /// The hooks of chains, read when a chain is first met.
+    /// The hooks of chains, which are read when a chain first occurs in an event.
     hooks: BTreeMap<(TableId, String), Option<&'static str>>,
-    /// The rules of chains, likewise.
+    /// The rules of chains, which are read likewise.
     rules: BTreeMap<(TableId, String), Vec<RuleInfo>>,
 }
 
 impl Tracer {
-    /// Starts to trace packets to a destination, in the calling thread's network namespace.
+    /// Starts tracing packets to a destination, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`Error::TraceRuns`] if another trace runs; [`Error::Kernel`] if the kernel cannot trace.
+    /// [`Error::TraceRuns`] if another trace is running; [`Error::Kernel`] if the kernel cannot trace.
     pub fn start(protocol: Protocol, to: SocketAddr, time: Duration) -> Result<Self, Error> {
         let failed = |e: NftError| Error::kernel("trace packets", e);
         let socket = Socket::open().map_err(failed)?;
@@ -132,7 +133,7 @@ impl Tracer {
         remove_left(&socket)?;
         let is_owned = match socket.commit(&table(protocol, to, time, Ownership::Socket), None) {
             Ok(()) => true,
-            // Linux 5.10 does not know the flag.
+            // Linux 5.10 does not know the flag for an owner.
             Err(e) if e.op_index() == Some(0) && !e.is_exists() => {
                 socket.commit(&table(protocol, to, time, Ownership::Name), None).map_err(taken)?;
                 false
@@ -143,7 +144,7 @@ impl Tracer {
         Ok(Self { socket, traces, protocol, is_owned, hooks, rules })
     }
 
-    /// Waits for the next event until `end`.
+    /// Returns the next event, waiting for it until `end`.
     pub fn next(&mut self, end: Instant) -> Result<Option<Report>, Error> {
         let traced = self.traces.next(end).map_err(|e| Error::kernel("read the trace", e))?;
         Ok(traced.map(|traced| match traced {
@@ -180,7 +181,7 @@ impl Tracer {
         hook
     }
 
-    /// A rule by its handle. If it is newer than the rules that were read, its chain is read again.
+    /// Finds a rule by its handle. If the rule is newer than those that were read, its chain is read again.
     fn rule(&mut self, table: &TableId, chain: &str, handle: u64) -> Option<RuleInfo> {
         let key = (table.clone(), chain.to_owned());
         let find = |rules: &[RuleInfo]| rules.iter().find(|rule| rule.handle == handle).cloned();
@@ -214,7 +215,7 @@ fn id() -> TableId {
     TableId::new(Family::Inet, "slipway-trace")
 }
 
-/// Removes the table that a killed trace has left on a kernel that does not remove it.
+/// Removes the table of a trace that was killed, on a kernel that does not do so itself.
 fn remove_left(socket: &Socket) -> Result<(), Error> {
     let failed = |e: NftError| Error::kernel(format!("read table {TABLE}"), e);
     let Some(table) = socket.table(&id()).map_err(failed)? else { return Ok(()) };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds where an address is that a rule of another program translates to. A rule whose target is gone was left behind.
+//! Finds out where the address is to which another program's rule translates. A rule whose target is gone was left
+//! behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,19 +12,19 @@ use std::path::{Path, PathBuf};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{LinkKind, RouteKind, RouteSocket};
 
-/// The place of an address.
+/// Where an address is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whereabouts {
-    /// The node, or a network namespace of it.
+    /// On the node, or in one of its network namespaces.
     Here(String),
-    /// Perhaps another host.
+    /// Perhaps on another host.
     Elsewhere,
-    /// Nothing has the address, for this reason.
+    /// Nowhere, for this reason.
     Nowhere(String),
 }
 
 impl Whereabouts {
-    /// Finds an address without sending a packet.
+    /// Looks for an address without sending a packet.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         let Ok(socket) = RouteSocket::open() else { return Self::Elsewhere };
@@ -56,7 +57,7 @@ impl Whereabouts {
     }
 }
 
-/// A network namespace of the node that has an address: by its name, or by a process in it.
+/// A network namespace of the node that has the address, described by its name or by a process in it.
 fn namespace_with(address: IpAddr) -> Option<String> {
     let mut seen = BTreeSet::new();
     if let Ok(own) = fs::metadata("/proc/self/ns/net") {
@@ -88,7 +89,8 @@ fn entries(folder: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// True if a folder `net` below /proc lists the address as one that its namespace has (proc_pid_net(5)).
+/// True if the directory `net` of a process, below /proc, lists the address as one of its namespace
+/// (proc_pid_net(5)).
 fn has(folder: &Path, address: IpAddr) -> bool {
     let file = if address.is_ipv4() { "fib_trie" } else { "if_inet6" };
     fs::read_to_string(folder.join(file)).is_ok_and(|text| match address {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Moves the ports and masquerades of running containers from one backend to another, without a moment in
-//! which a port is not served or a connection is cut.
+//! Moves the ports and masquerades of running containers from one backend to another. At no moment is a port unserved
+//! or a connection cut.
 //!
-//! Each request (the ports or the masquerade of one attachment) is first served in the new place. Then both
-//! places serve: the one that sees a packet first translates it, to the same container, and the other one
-//! finds the connection already translated. The mark's bit is the same in both, and our chains at postrouting
-//! precede those at the usual priority: a packet that either of them translated is masqueraded. When every
-//! packet that may have missed the new place has been processed, the old one is emptied: first the rules that
-//! translate, and after another such wait those for packets that were translated. Existing connections are in
-//! conntrack, which is not touched.
+//! Each request (the ports or the masquerade of one attachment) is first served in the new place as well. As long as
+//! both places serve it, the place that sees a packet first translates it, to the same container, and the other place
+//! finds the connection already translated. Both use the same bit of the mark, and our chains at postrouting precede
+//! those at the usual priority, so a packet that either of them translated is masqueraded. When every packet that may
+//! have missed the new place has been processed, the old place is emptied: first the rules that translate and, after
+//! waiting once more, the rules for packets that were translated. Existing connections are in conntrack, which is
+//! left alone.
 //!
-//! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the
-//! entry and a DEL removes it; both thereby end the migration of the request. A later call continues where a
-//! killed one ended.
+//! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the entry and a
+//! DEL removes it, so either ends the request's migration. If a call was killed, a later call continues where it
+//! ended.
 //!
-//! The BPF programs serve what is in our table, so requests are moved there first (`to_programs`).
+//! The BPF programs serve what is in our table, so a move to them first moves requests into the table
+//! (`to_programs`).
 
 mod survey;
 mod table_reader;
@@ -42,17 +43,17 @@ use crate::reference::{self, Reference, ReferenceRules};
 use crate::{AddressFamily, BackendName, ContainerNetns, Error, Owner, PortRequest};
 use transfer::{OldObjects, Transfer};
 
-/// The number of requests that are moved together, so that they share the waits.
+/// How many requests are moved together, so that they share the waiting times.
 const GROUP: usize = 64;
 
-/// The reason to leave rules without ports alone.
+/// Why rules without ports are left alone.
 const NOTHING: &str = "nothing is published by it";
-/// The reason to leave alone what a DEL has removed.
+/// Why requests that a DEL has removed are left alone.
 const REMOVED: &str = "it was removed concurrently";
-/// The reason to leave alone what an ADD or DEL has changed.
+/// Why requests that an ADD or DEL has changed are left alone.
 const CHANGED: &str = "it was changed or removed concurrently; the next call looks at it again";
 
-/// A place that serves published ports and masquerades.
+/// Where published ports and masquerades are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Our own table.
@@ -78,27 +79,26 @@ impl Place {
     }
 }
 
-/// An attachment that objects in a ruleset may belong to. Chains and rules of the reference plugins do not name
-/// the interface, and some do not name the network.
+/// An attachment to which objects in a ruleset may belong. Chains and rules of the reference plugins do not name the
+/// interface, and some do not name the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownAttachment {
     pub attachment: Attachment,
-    /// The container's addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown; empty if
-    /// the addresses are unknown.
+    /// The container's addresses with the prefixes of their networks, or as single addresses if the prefixes are
+    /// unknown. Empty if the addresses are unknown.
     pub addresses: Vec<IpNet>,
     pub netns: Option<ContainerNetns>,
 }
 
 #[derive(Debug, Clone)]
 pub struct Order {
-    /// The places to move from. The destination is ignored.
+    /// The places from which requests are moved. If the destination is among them, it is ignored.
     pub from: Vec<Place>,
     pub to: BackendName,
-    /// The networks to move; all if empty.
+    /// The networks whose requests are moved, or empty for all networks.
     pub networks: Vec<String>,
-    /// The attachments that are known from outside the ruleset.
+    /// The attachments that are known from other sources than the ruleset.
     pub known: Vec<KnownAttachment>,
-    /// The settings for the BPF programs.
     pub settings: Settings,
 }
 
@@ -121,7 +121,7 @@ pub enum State {
 pub struct Row {
     /// The owner, if known.
     pub owner: Option<Attachment>,
-    /// The published ports, the masquerade or the objects, in words.
+    /// Describes the published ports, the masquerade or the objects.
     pub item: String,
     pub from: Place,
     pub state: State,
@@ -131,15 +131,15 @@ pub struct Row {
     pub ports: Option<PortRequest>,
 }
 
-/// Moves the requests that an order names, or lists what it would move. Calls `progress` with the number of
-/// requests done and of all requests.
+/// Moves the requests that the order names, or lists what would be moved. Calls `progress` with the number of
+/// requests that are done and the number of all requests.
 ///
 /// # Errors
-/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one request is in its
-/// row.
+/// [`Error::Kernel`] and other errors of reading the places or of waiting. An error that concerns one request is
+/// reported in its row.
 pub fn migrate(order: &Order, mode: Mode, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Row>, Error> {
     let mover = Mover { order, session: Session::open()? };
-    // Refuses a table of a later version, or of another program.
+    // Fails if a later version or another program made the table.
     mover.session.state()?;
     let (transfers, mut rows) = mover.survey()?;
     if mode == Mode::DryRun {
@@ -151,7 +151,7 @@ pub fn migrate(order: &Order, mode: Mode, progress: &mut dyn FnMut(usize, usize)
     }
     let total = transfers.len();
     let programs = match order.to {
-        // Fails before anything is moved if the node cannot run the programs.
+        // Fails before anything is moved if this node cannot run the programs.
         BackendName::Ebpf if total > 0 => Some(Programs::set_up(&order.settings)?),
         _ => Programs::find(),
     };
@@ -172,7 +172,7 @@ pub fn migrate(order: &Order, mode: Mode, progress: &mut dyn FnMut(usize, usize)
     Ok(rows)
 }
 
-/// Groups the requests that are moved together. Both kinds of an attachment are in one group.
+/// Groups the requests that are moved together. Both kinds of requests of an attachment are in the same group.
 fn groups(transfers: Vec<Transfer>) -> Vec<Vec<Transfer>> {
     let mut groups: Vec<Vec<Transfer>> = Vec::new();
     for of_one in by_attachment(transfers).into_values() {
@@ -192,7 +192,7 @@ fn by_attachment(transfers: Vec<Transfer>) -> BTreeMap<AttachmentHash, Vec<Trans
     all
 }
 
-/// The mode of [`migrate`].
+/// What [`migrate`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Lists what would be moved, and changes nothing.
@@ -206,7 +206,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// True if requests are moved from the place.
+    /// True if requests are moved away from this place.
     fn moves_from(&self, place: Place) -> bool {
         let destination = match self.order.to {
             BackendName::Nftables => Place::Nftables,
@@ -245,7 +245,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Finishes what a killed call has left: requests in migration whose old place is empty.
+    /// Finishes what a killed call has left behind: requests in migration whose old place is already empty.
     fn finish_interrupted(&self, transfers: &[Transfer]) -> Result<(), Error> {
         let to_table = self.order.to != BackendName::Iptables;
         let still_there = transfers.iter().filter(|transfer| !to_table || !transfer.is_in_table());
@@ -264,7 +264,7 @@ impl Mover<'_> {
         begun.retain(|(key, owner, transit)| {
             *transit != Transit::Settled && !at_work.contains(key) && self.moves_network(&owner.network)
         });
-        // The old place of a request may not have been read, or may be unreadable.
+        // The old place of a request may not have been read yet, or may be unreadable.
         let old_places = OldPlaces::read(self)?;
         for (key, owner, transit) in begun {
             if old_places.have(&owner) {
@@ -279,14 +279,14 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Sets the state of entries that have one of the states `from`. Returns the entries that are in state
-    /// `to` now.
+    /// Changes the migration state of the entries whose state is in `from`. Returns the entries that are now in state
+    /// `to`.
     fn mark(&self, keys: &[Key], from: &[Transit], to: Transit) -> Result<BTreeSet<Key>, Error> {
         migration::mark(&self.session, keys, from, to, &|_| Vec::new())
     }
 
-    /// Reads the places again, and calls `unmake` for copies whose original has changed or gone. Returns the
-    /// others.
+    /// Reads the places again, and calls `unmake` for copies whose original has changed or is gone. Returns the other
+    /// transfers.
     fn verify(
         &self,
         made: Vec<Transfer>,
@@ -304,13 +304,13 @@ impl Mover<'_> {
         Ok(verified)
     }
 
-    /// True if an entry of the iptables backend that the migration removed is back: an ADD writes the entry
-    /// first.
+    /// True if an entry of the iptables backend that the migration removed exists again, because an ADD writes the
+    /// entry first.
     fn is_added_again(&self, record: &Key) -> bool {
         matches!(self.session.entry(record.hash, record.kind), Ok(Some(_)))
     }
 
-    /// Empties the old places outside our table. Returns true if no ADD can have lost chains.
+    /// Empties the old places outside our table. Returns true if no ADD can have lost its chains.
     fn empty_old_places(&self, transfers: &[Transfer]) -> Result<bool, Error> {
         let chains: Vec<(&chain_reader::ContainerChains, Key)> = transfers
             .iter()
@@ -319,7 +319,7 @@ impl Mover<'_> {
                 _ => None,
             })
             .collect();
-        // Chains are named after the container, so those of a later ADD have the same names.
+        // Chains are named after the container, so the chains of a later ADD have the same names.
         let locked = chain_reader::remove_chains_of(&chains, |record| !self.is_added_again(record))?;
         let rules: Vec<&ReferenceRules> = transfers
             .iter()
@@ -339,7 +339,7 @@ impl Mover<'_> {
         Ok(locked)
     }
 
-    /// Removes the chains that all containers shared, if none needs them any longer.
+    /// Removes the chains that all containers shared, unless something still needs them.
     fn remove_shared_chains(&self) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::new();
         if !self.moves_from(Place::Iptables) {
@@ -370,7 +370,7 @@ fn removed(item: String, from: Place) -> Row {
     Row { owner: None, item, from, state: State::Removed, reason: String::new(), ports: None }
 }
 
-/// The content of all old places.
+/// What all old places contain.
 struct OldPlaces {
     chains: Vec<chain_reader::ContainerChains>,
     table: BTreeSet<AttachmentHash>,
@@ -385,7 +385,7 @@ impl OldPlaces {
         Ok(Self { chains: chain_reader::all()?, table, rules, to: mover.order.to })
     }
 
-    /// True if an old place may have something of the owner.
+    /// True if an old place may contain something that belongs to the owner.
     fn have(&self, owner: &Owner) -> bool {
         let in_rules = self.rules.iter().any(|rules| {
             rules.comment == owner.container_id

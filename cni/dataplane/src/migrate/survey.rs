@@ -19,24 +19,24 @@ use crate::owner::AttachmentHash;
 use crate::reference::{self, Reference, ReferenceRules};
 use crate::{BackendName, ContainerNetns, Error, Request};
 
-/// The requests found, and rows about objects that cannot be moved.
+/// The requests that were found, and rows about objects that cannot be moved.
 #[derive(Default)]
 struct Findings {
     transfers: Vec<Transfer>,
     rows: Vec<Row>,
 }
 
-/// Objects of one place, as they were read.
+/// Objects that were read from one place.
 struct Finding {
     place: Place,
-    /// The objects' name for people.
+    /// Describes the objects for people.
     item: String,
     owner: Result<KnownAttachment, OwnerError>,
     content: Result<Content, ContentError>,
     objects: OldObjects,
 }
 
-/// A reason why the owner of objects is unknown.
+/// Why the owner of objects is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum OwnerError {
     #[error(
@@ -49,7 +49,7 @@ enum OwnerError {
     Ambiguous,
 }
 
-/// The reason why no request describes the objects.
+/// Why objects do not correspond to any request.
 #[derive(Debug, thiserror::Error)]
 enum ContentError {
     #[error(transparent)]
@@ -72,7 +72,7 @@ impl Mover<'_> {
         Ok((transfers, rows))
     }
 
-    /// The requests that are served in all places that the move is from or to.
+    /// The requests that are served in any of the places from which or to which requests are moved.
     pub(super) fn everything(&self) -> Result<(Vec<Transfer>, Vec<Row>), Error> {
         let mut findings = Findings::default();
         let programs = Programs::find();
@@ -91,7 +91,8 @@ impl Mover<'_> {
         Ok((findings.transfers, findings.rows))
     }
 
-    /// The transfer of what was found; none, and a row with the reason, if its owner or its content is unknown.
+    /// The transfer of a finding. If its owner or its content is unknown, returns none and adds a row with the
+    /// reason.
     fn resolve(&self, finding: Finding, rows: &mut Vec<Row>) -> Option<Transfer> {
         let Finding { place, item, owner, content, objects } = finding;
         let (owner, reason) = match (owner, content) {
@@ -108,7 +109,7 @@ impl Mover<'_> {
         None
     }
 
-    /// The place that serves a request which is in our table.
+    /// The place that serves a request from our table: the table itself or the programs.
     fn place(programs: Option<&Programs>, request: &Request) -> Result<Place, Error> {
         let serve = programs.map_or(Ok(false), |programs| programs.serve(request))?;
         Ok(if serve { Place::Ebpf } else { Place::Nftables })
@@ -147,7 +148,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// The recorded namespace, else the one in the runtime's cache.
+    /// The recorded namespace, or else the one in the runtime's cache.
     fn netns(&self, attachment: &Attachment, recorded: Option<ContainerNetns>) -> ContainerNetns {
         let cached = || self.order.known.iter().find(|known| known.attachment == *attachment)?.netns.clone();
         let recorded = recorded.filter(|netns| *netns != ContainerNetns::unknown());
@@ -220,7 +221,7 @@ impl Mover<'_> {
 }
 
 impl KnownAttachment {
-    /// The owner in a record, if its names are not cut.
+    /// The owner in a record, unless its names are cut.
     fn of_record(record: &OwnerRecord) -> Option<Self> {
         let owner = &record.owner;
         let attachment = Attachment::new(&owner.network, &owner.container_id, &owner.ifname).ok()?;
@@ -243,7 +244,7 @@ fn addresses(content: &Content) -> Vec<IpAddr> {
     }
 }
 
-/// The only candidate with one of the addresses, else the only one whose addresses are unknown.
+/// The only candidate that has one of the addresses, or else the only one whose addresses are unknown.
 fn choose<'a>(all: &'a [KnownAttachment], addresses: &[IpAddr]) -> Result<&'a KnownAttachment, OwnerError> {
     let has =
         |one: &KnownAttachment| addresses.iter().any(|a| one.addresses.iter().any(|net| net.addr() == *a));
@@ -251,7 +252,7 @@ fn choose<'a>(all: &'a [KnownAttachment], addresses: &[IpAddr]) -> Result<&'a Kn
         some.iter().map(|one| one.attachment.clone()).collect::<BTreeSet<_>>().len()
     };
     let with: Vec<&KnownAttachment> = all.iter().filter(|one| has(one)).collect();
-    // Candidates with the networks' prefixes are preferred.
+    // Candidates with the prefixes of their networks are preferred.
     let best = |some: &[&'a KnownAttachment]| {
         some.iter()
             .copied()
@@ -268,7 +269,7 @@ fn choose<'a>(all: &'a [KnownAttachment], addresses: &[IpAddr]) -> Result<&'a Kn
     }
 }
 
-/// Replaces networks that are single addresses by the known ones of the same address.
+/// Replaces networks that are single addresses by the known networks with the same address.
 fn with_prefixes(content: Content, known: &[IpNet]) -> Content {
     let better = |net: IpNet| {
         let is_single = net.prefix_len() == net.max_prefix_len();

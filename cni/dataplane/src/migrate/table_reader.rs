@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads our own table back into what was requested.
+//! Reads our own table and derives the requests from which it was made.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,17 +20,17 @@ use crate::nftables::session::{OwnedElement, Session};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 
-/// The elements of one attachment of one kind.
+/// The elements of one kind that belong to one attachment.
 #[derive(Debug, Clone)]
 pub(crate) struct AttachmentElements {
     pub(crate) owner: Owner,
     pub(crate) netns: ContainerNetns,
     pub(crate) transit: Transit,
-    /// The content, or the reason why no request describes it.
+    /// The content, or the reason why it does not correspond to any request.
     pub(crate) content: Result<Content, Unreadable>,
 }
 
-/// The reason why no request describes an attachment's elements.
+/// Why an attachment's elements do not correspond to any request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error(transparent)]
@@ -140,7 +140,7 @@ fn read_ports(
     Ok(Ok(Content::Ports(all)))
 }
 
-/// Reads the conditions, in the words of iptables. The last rule that translates is the one for all
+/// Reads the conditions, and returns them in the syntax of iptables. The last rule that translates is the one for all
 /// addresses.
 fn read_own_chain(
     rules: Vec<Option<Vec<Stmt>>>,
@@ -193,7 +193,7 @@ fn read_masquerade(
     Ok(Ok(Content::Masquerade(all)))
 }
 
-/// True if the table has everything that a container has in another place.
+/// True if the table contains everything that a container has in another place.
 pub(crate) fn covers(here: &Content, there: &Content) -> bool {
     match (here, there) {
         (Content::Masquerade(here), Content::Masquerade(there)) => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Serves requests by chains of iptables.
+//! Moves requests to chains of iptables.
 
 use cni_kernel::grace::wait_for_packets;
 use cni_nftables::Value;
@@ -15,7 +15,7 @@ use crate::nftables::session::OwnedElement;
 use crate::{Error, Owner, Request};
 
 impl Mover<'_> {
-    /// Removes the chains of an owner, with the entry.
+    /// Removes the owner's chains together with the entry.
     pub(super) fn remove_owners_chains(&self, owner: &Owner, kind: u32) -> Result<(), Error> {
         if let Ok(attachment) = Attachment::new(&owner.network, &owner.container_id, &owner.ifname) {
             Iptables::unmake(&attachment, kind)?;
@@ -52,9 +52,9 @@ impl Mover<'_> {
         Ok(rows)
     }
 
-    /// Empties the table of requests that chains serve now.
+    /// Removes the requests that chains now serve from our table.
     fn leave_table(&self, transfers: &[Transfer]) -> Result<Vec<Row>, Error> {
-        // An ADD or DEL of the same attachment has changed the entry, or will find it.
+        // False if an ADD or DEL of the same attachment has changed the entry. A later ADD or DEL finds the entry.
         let is_in_transit = |entry: &OwnedElement| match (&entry.owner, entry.key.as_slice()) {
             (Some(owner), [_, Value::Mark(kind)]) => {
                 let record = self.session.entry(owner.attachment_hash, record_kind(*kind))?;
@@ -82,7 +82,7 @@ impl Mover<'_> {
         Ok(rows)
     }
 
-    /// Serves a request by chains. Returns the reason to leave it alone, if there is one.
+    /// Serves a request with chains. Returns the reason if the request must be left alone.
     fn make_in_chains(&self, transfer: &Transfer) -> Result<Option<&'static str>, Error> {
         let Key { hash, kind } = transfer.record();
         let is_of_table = matches!(transfer.old, OldObjects::Elements);
@@ -90,7 +90,7 @@ impl Mover<'_> {
             return Ok(Some("another interface of the container has things in the same chains"));
         }
         let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());
-        // The chains are complete; the old place may be emptied in part.
+        // The chains are complete, but the old place may already have been emptied in part.
         if before == Some(Transit::Verified) {
             return Ok(None);
         }
@@ -118,7 +118,7 @@ impl Mover<'_> {
         Ok(None)
     }
 
-    /// Removes the chains again, unless an ADD has made them its own.
+    /// Removes the chains again, unless an ADD has taken them over.
     fn unmake_in_chains(&self, transfer: &Transfer) -> Result<(), Error> {
         let Key { hash, kind } = transfer.record();
         if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Moves requests to the BPF programs, and away from them.
+//! Moves requests to the BPF programs and away from them.
 //!
-//! The programs serve what is in our table in any case, so only the programs at a container's link change.
-//! conntrack has every flow.
+//! The programs serve what is in our table in any case, so only the attachment of the programs to a container's link
+//! changes. No flow has to be moved, because conntrack keeps every flow.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::nftables::migration::Key;
 use crate::nftables::schema::KIND_PORTS;
 use crate::{Error, Request};
 
-/// A container's link with the programs, and the requests that they serve now.
+/// A container's link with the programs, and the requests that are now served there.
 struct ServedLink {
     transfers: Vec<Transfer>,
     link: Link,
@@ -27,8 +27,9 @@ fn requests(transfers: &[Transfer]) -> Vec<&Request> {
 }
 
 impl Mover<'_> {
-    /// Returns what the programs can serve and do not serve yet, and adds rows about the rest. A container's
-    /// masquerade moves only together with its ports: the programs at its link carry the flows of both.
+    /// Returns the requests that the programs can serve but do not serve yet, and adds rows about the others. A
+    /// container's masquerade moves only together with its ports, because the programs at its link carry the flows of
+    /// both.
     pub(super) fn for_programs(
         &self,
         all: Vec<Transfer>,
@@ -74,7 +75,7 @@ impl Mover<'_> {
         Ok(eligible)
     }
 
-    /// Lets the programs serve a group. Requests in other places are moved into our table first.
+    /// Lets the programs serve a group of requests. Requests in other places are moved into our table first.
     pub(super) fn to_programs(&self, programs: &Programs, group: Vec<Transfer>) -> Result<Vec<Row>, Error> {
         let (mut here, others): (Vec<Transfer>, Vec<Transfer>) =
             group.into_iter().partition(Transfer::is_in_table);
@@ -115,7 +116,7 @@ impl Mover<'_> {
         Ok(rows)
     }
 
-    /// Attaches the programs to a container's link. Returns rows with the reason if that is not possible.
+    /// Attaches the programs to a container's link. If that is not possible, returns rows with the reason.
     fn attach(&self, programs: &Programs, transfers: Vec<Transfer>) -> Result<ServedLink, Vec<Row>> {
         let all = |state: State, why: String| -> Vec<Row> {
             transfers.iter().map(|transfer| transfer.row(state, why.as_str())).collect()
@@ -138,7 +139,7 @@ impl Mover<'_> {
         Ok(ServedLink { transfers, link })
     }
 
-    /// The requests that were just moved into our table, as they read there.
+    /// The requests that were just moved into our table, as read from the table.
     fn as_in_table(&self, moved: Vec<Transfer>) -> Result<Vec<Transfer>, Error> {
         let (now, _) = self.everything()?;
         let here: BTreeMap<Key, Request> = now
@@ -153,8 +154,8 @@ impl Mover<'_> {
         Ok(moved.into_iter().filter_map(as_there).collect())
     }
 
-    /// Lets netfilter serve a group again. Returns the requests that the programs no longer serve, and adds rows
-    /// about the others.
+    /// Lets netfilter alone serve a group of requests again. Returns the requests that the programs no longer serve,
+    /// and adds rows about the others.
     pub(super) fn leave_programs(
         programs: &Programs,
         transfers: Vec<Transfer>,
@@ -170,7 +171,8 @@ impl Mover<'_> {
     }
 }
 
-/// Drops the copies of requests in transit into our table, which are moved from their old place.
+/// Leaves out the copies of requests that are being moved into our table, because these are moved from their old
+/// place.
 fn without_copies(transfers: Vec<Transfer>) -> Vec<Transfer> {
     let originals: Vec<Key> =
         transfers.iter().filter(|transfer| !transfer.is_in_table()).map(Transfer::key).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Serves requests by our own table.
+//! Moves requests to our own table.
 
 use std::collections::BTreeSet;
 
@@ -24,14 +24,14 @@ impl Mover<'_> {
         Ok(rows)
     }
 
-    /// Removes copies from the table whose old place has become empty.
+    /// Removes copies from the table if their old place has become empty.
     pub(super) fn unmake_in_table(&self, keys: &[Key]) -> Result<(), Error> {
         let is_made = |entry: &OwnedElement| Ok(entry.transit() == Transit::Made);
         let removal = Removal { part: Part::All, still: &is_made, settle: &|_| None };
         migration::take_away(&self.session, keys, &removal).map(drop)
     }
 
-    /// Returns the requests that the table serves now, and rows about the others.
+    /// Returns the requests that the table now serves, and adds rows about the others.
     pub(super) fn to_table(&self, group: Vec<Transfer>) -> Result<(Vec<Transfer>, Vec<Row>), Error> {
         let mut rows = Vec::new();
         let mut made = Vec::new();
@@ -56,7 +56,7 @@ impl Mover<'_> {
         rows.extend(gone.iter().map(|transfer| transfer.row(State::LeftAlone, REMOVED)));
         let locked = self.empty_old_places(&going)?;
         let keys: Vec<Key> = going.iter().map(Transfer::key).collect();
-        // An ADD to the old place since then has written its entry again.
+        // If an ADD to the old place has run since then, it has written its entry again.
         let added: Vec<&Transfer> = going
             .iter()
             .filter(|transfer| {
@@ -78,7 +78,7 @@ impl Mover<'_> {
         Ok((moved, rows))
     }
 
-    /// Serves a request by our table. Returns the reason to leave it alone, if there is one.
+    /// Serves a request with our table. Returns the reason if the request must be left alone.
     fn make_in_table(
         &self,
         transfer: &Transfer,
@@ -87,11 +87,11 @@ impl Mover<'_> {
         let record = transfer.record();
         let way_back = self.session.entry(record.hash, record.kind)?.map(|entry| entry.transit());
         match (here, way_back) {
-            // A move to the chains had just begun: the table is complete, the chains may not be.
+            // A move to the chains has just begun: the table is complete, but the chains may not be.
             (Some(_), Some(Transit::Made)) => return Ok(None),
-            // A move to the chains was so far that the table may be emptied in part.
+            // A move to the chains had progressed so far that the table may already have been emptied in part.
             (_, Some(Transit::Verified)) => {}
-            // The old place may be emptied in part.
+            // The old place may already have been emptied in part.
             (Some(found), _) if found.transit != Transit::Made => {
                 let there = Content::from(&transfer.request);
                 let is_whole = found.content.as_ref().is_ok_and(|here| table_reader::covers(here, &there));

@@ -16,10 +16,10 @@ use crate::{
     NftablesOptions, PortRequest, Request,
 };
 
-/// The objects that serve a request before the move, and that the move removes.
+/// The objects that serve a request before the move, and that the move will remove.
 #[derive(Debug, Clone)]
 pub(super) enum OldObjects {
-    /// Elements of our table, which the owner's entry leads to.
+    /// Elements of our table, which are found by the owner's entry.
     Elements,
     Chains(Box<ContainerChains>),
     Rules(Vec<ReferenceRules>),
@@ -32,7 +32,8 @@ pub(super) struct Transfer {
     pub(super) place: Place,
 }
 
-/// The request to a backend for what another place has, with the conditions in that backend's grammar.
+/// The request for a backend that corresponds to the content of another place, with conditions in that backend's
+/// syntax.
 pub(super) fn request_to(
     backend: BackendName,
     attachment: &Attachment,
@@ -130,7 +131,7 @@ impl Transfer {
         Row { owner: Some(self.attachment().clone()), item, from, state, reason: reason.into(), ports }
     }
 
-    /// Adds rules of the same kind of the same attachment.
+    /// Adds rules of the same attachment and kind.
     pub(super) fn join(&mut self, other: Self) {
         match (&mut self.request, other.request) {
             (Request::Ports(all), Request::Ports(more)) => {
@@ -152,7 +153,7 @@ impl Transfer {
     }
 }
 
-/// The kind of the entry that the iptables backend writes where Slipway's table has an entry of `kind`.
+/// The kind of the entry that the iptables backend writes for what has an entry of `kind` in our table.
 pub(super) fn record_kind(kind: u32) -> u32 {
     if kind == KIND_PORTS { KIND_IPTABLES_PORTS } else { KIND_IPTABLES_MASQUERADE }
 }

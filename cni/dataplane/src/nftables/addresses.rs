@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Keeps the node's own addresses in the table where others are local, too: see `schema::addresses`.
+//! Keeps the node's own addresses in the table, on nodes where other addresses are local, too (see
+//! `schema::addresses`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -33,7 +34,7 @@ fn exchange<'a>(
     }
 }
 
-/// Builds the whole table; with the node's own addresses, if other addresses are local, too.
+/// Builds the whole table, including the node's own addresses if other addresses are local, too.
 pub(crate) fn bootstrap() -> Result<Transaction, Error> {
     let own = own()?;
     let mut batch = schema::bootstrap(Layout { addresses: own.is_some(), ..Layout::PLAIN });
@@ -41,12 +42,12 @@ pub(crate) fn bootstrap() -> Result<Transaction, Error> {
     Ok(batch)
 }
 
-/// Reads the addresses that count on this node; none: every local one.
+/// Reads the node's own addresses. None means that every local address counts.
 fn own() -> Result<Option<BTreeSet<IpAddr>>, Error> {
     service_links::other_addresses().map_err(|e| Error::kernel("list the node's own addresses", e))
 }
 
-/// Reads the addresses in the table; none: every local one counts.
+/// Reads the addresses from the table. None means that every local address counts.
 pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Error> {
     if session.chain(name(AddressFamily::V4))?.is_none() {
         return Ok(None);
@@ -63,8 +64,9 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
     Ok(Some(addresses))
 }
 
-/// Updates the addresses in the table: only the node's own if there are other local addresses; else every local one. A table
-/// that is missing or damaged is left as it is: the process that makes it calls this afterwards.
+/// Updates the addresses in the table: the node's own addresses if other addresses are local as well, or otherwise
+/// none, so that every local address counts. A table that is missing or damaged is left alone, because the process
+/// that makes it calls this function afterwards.
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     session.transact("record the node's own addresses", |_| {
         let (wanted, found) = (own()?, recorded(session)?);
@@ -76,7 +78,7 @@ pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     })
 }
 
-/// The present and the wanted addresses of the table; none means that every local address counts.
+/// The present and the wanted addresses of the table, where none means that every local address counts.
 struct Change<'a> {
     found: Option<&'a BTreeSet<IpAddr>>,
     wanted: Option<&'a BTreeSet<IpAddr>>,
@@ -102,28 +104,28 @@ impl Change<'_> {
     }
 }
 
-/// Calls [`settle`] and logs its error: ports that were published before stay.
+/// Calls [`settle`], and only logs its error, because ports that were already published stay published.
 pub(crate) fn settle_or_warn(session: &Session) {
     if let Err(error) = settle(session) {
         log::warn!("published ports may respond at other addresses than the node's own: {error}");
     }
 }
 
-/// The names of this node's links that hold the addresses of Services.
+/// The names of this node's links to which the addresses of Services are assigned.
 pub fn links_of_services() -> Result<Vec<String>, Error> {
     let found = RouteSocket::open().and_then(|socket| service_links::present(&socket));
     let found = found.map_err(|e| Error::kernel("look for links that hold the addresses of Services", e))?;
     Ok(found.into_iter().map(|link| link.name).collect())
 }
 
-/// The node's addresses at which published ports respond.
+/// At which of the node's addresses published ports respond.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnsweringAddresses {
-    /// Every local one: the node has no link that holds the addresses of Services.
+    /// At every local address, because the node has no link with the addresses of Services.
     Everywhere,
-    /// The loopback, and so many addresses of the table.
+    /// At the loopback addresses, and at this many addresses in the table.
     At(usize),
-    /// The addresses of the table, which differ from the node's: the next ADD or STATUS updates them.
+    /// At the addresses in the table, which are no longer the node's. The next ADD or STATUS updates them.
     Outdated,
 }
 
@@ -135,7 +137,7 @@ pub fn answering() -> Result<AnsweringAddresses, Error> {
         Ok(if there { Some(recorded(&session)?) } else { None })
     }))?;
     Ok(match (wanted, found) {
-        // A missing table will be made with the right addresses.
+        // If the table is missing, it will be made with the right addresses.
         (None, None | Some(None)) => AnsweringAddresses::Everywhere,
         (Some(wanted), None) => AnsweringAddresses::At(wanted.len()),
         (Some(wanted), Some(Some(found))) if wanted == found => AnsweringAddresses::At(wanted.len()),
@@ -143,7 +145,7 @@ pub fn answering() -> Result<AnsweringAddresses, Error> {
     })
 }
 
-/// True if a port that is published on all of the node's addresses responds at this local one.
+/// True if a port that is published on all of the node's addresses responds at this local address.
 pub fn answers_at(address: IpAddr) -> Result<bool, Error> {
     let recorded = unless_no_nf_tables(Session::open().and_then(|session| recorded(&session)))?;
     Ok(address.is_loopback() || recorded.is_none_or(|own| own.contains(&address)))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The grammar of `conditionsV4` and `conditionsV6`: a small part of nft's, parsed into statements. No text
-//! reaches the kernel.
+//! The grammar of `conditionsV4` and `conditionsV6`, a small part of nft's. Conditions are parsed into statements, so
+//! no text from a configuration reaches the kernel.
 //!
-//! The list's strings are joined by spaces; `{`, `}` and `,` stand alone anywhere.
+//! The list's strings are joined by spaces. `{`, `}` and `,` are words of their own wherever they occur.
 //!
 //! ```text
 //! conditions = condition { condition }
@@ -34,7 +34,7 @@ use crate::{AddressFamily, ConditionError, Error};
 /// Parses the conditions of one family.
 ///
 /// # Errors
-/// [`Error::Condition`] with the first word that does not fit.
+/// [`Error::Condition`] with the first word that does not belong there.
 pub fn parse(conditions: &[String], family: AddressFamily) -> Result<Vec<Stmt>, Error> {
     let words = words(conditions);
     let mut parser = Parser { words: &words, family };
@@ -277,14 +277,14 @@ fn ifname(word: &str) -> Result<Value, ConditionError> {
         None => (bare, false),
     };
     cni_spec::check_ifname(name)?;
-    // Printed, a control character would become another name, or reach a terminal.
+    // When printed, a control character would yield another name, or act on a terminal.
     if name.contains(['"', '\\', '*']) || name.contains(char::is_control) {
         return Err(ConditionError::Quotes(name.to_owned()));
     }
     Ok(if prefix { Value::IfnamePrefix(name.to_owned()) } else { Value::Ifname(name.to_owned()) })
 }
 
-/// Decimal, or hexadecimal with `0x`.
+/// Parses a decimal number, or a hexadecimal one with `0x`.
 fn number<N: TryFrom<u64>>(word: &str) -> Result<N, ConditionError> {
     let parsed = match word.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

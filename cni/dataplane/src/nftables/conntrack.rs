@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Flows that began before a port was published, or outlive its container.
+//! Removes flows that began before a port was published, or that outlive their container.
 //!
-//! A flow's translation is decided by its first packet. A UDP client that keeps sending from one
-//! port keeps its flow alive, and with it the translation, or the lack of one, that it had before. An SCTP association
-//! lives for days without packets, and a client reuses its port.
+//! The first packet of a flow decides about its translation. A UDP client that keeps sending from the same port keeps
+//! the flow alive, together with the translation that it had before, or the lack of one. An SCTP association lives
+//! for days without packets, and its client reuses the port.
 //!
-//! A TCP connection that its container did not end, because its namespace went with the link, is remembered for five days,
-//! and a client that takes the same port is translated to nobody, or to the next container of that address. So the
-//! withdrawal of a container that has vanished removes the connection, and whoever still sends on it gets a reset. A
-//! container that is stopped ends its connections itself, and a pass through the table takes some 9 ms with 262,144
-//! buckets, so then there is none. Publishing removes no connection, because one that leads elsewhere may belong to a
-//! process of the node that had the port before.
+//! If a container did not end a TCP connection, because its namespace was deleted together with the link, conntrack
+//! remembers the connection for five days. A client that reuses the port is then translated to an address that nobody
+//! has, or to the next container with that address. So the withdrawal of a container that has vanished removes its
+//! connections, and whoever still sends on one gets a reset. A container that is stopped ends its connections itself,
+//! so no pass through the table is made for TCP: it would take some 9 ms with 262,144 buckets. Publishing removes no
+//! TCP connection, because one that leads elsewhere may belong to a process of the node that had the port before.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,11 +23,12 @@ use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol, service_link
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
-    /// Flows that do not lead to this container.
+    /// Flows that lead anywhere but to this container.
     NotTo(IpAddr),
-    /// Flows that lead to this container, but for TCP: the container ended its connections when it stopped.
+    /// Flows that lead to this container, except for TCP, because the container ended its connections when it
+    /// stopped.
     To(IpAddr),
-    /// All flows that lead to this container, which has vanished with its namespace.
+    /// All flows that lead to this container, which has vanished together with its namespace.
     ToVanished(IpAddr),
 }
 
@@ -45,15 +46,15 @@ impl Selection {
     }
 }
 
-/// A port that was published or withdrawn, and which of its flows are meant.
+/// A port that was published or withdrawn, and which of its flows are removed.
 pub(crate) type Target = (HostPorts, Selection);
 
-/// The ports of a protocol among what was published or withdrawn.
+/// The ports of one protocol among those that were published or withdrawn.
 pub(crate) fn of(protocol: Protocol, ports: &[Target]) -> impl Iterator<Item = &Target> {
     ports.iter().filter(move |(host, _)| host.protocol == protocol)
 }
 
-/// True if the flows of a port are removed.
+/// True if flows of this port have to be removed.
 fn ends((host, which): &Target) -> bool {
     match host.protocol {
         Protocol::Udp | Protocol::Sctp => true,
@@ -61,13 +62,14 @@ fn ends((host, which): &Target) -> bool {
     }
 }
 
-/// Most flows on the node for which one unfiltered pass through the kernel's table is cheaper than a filtered
-/// one for each family.
+/// Up to this number of flows on the node, one unfiltered pass through the kernel's table is cheaper than a filtered
+/// pass for each family.
 const FEW: usize = 10_000;
 
-/// Removes the flows to these host ports, and to no other address or port: of TCP only those to a container.
+/// Removes the flows to these host ports, and to no other address or port. Of TCP, only connections to a container
+/// that has vanished are removed.
 ///
-/// A pass through the kernel's table costs milliseconds however few flows there are. So there is one for all
+/// A pass through the kernel's table takes milliseconds even if there are few flows. So there is one pass for all
 /// ports, and none if there are no flows at all.
 pub(crate) fn flush<'a>(ports: impl IntoIterator<Item = &'a Target>) -> Result<usize, Error> {
     let targets = Targets::new(ports);
@@ -80,7 +82,7 @@ pub(crate) fn flush<'a>(ports: impl IntoIterator<Item = &'a Target>) -> Result<u
     }
 }
 
-/// As [`flush`] for the UDP ports, and adds the destination ports of all UDP flows to `seen`.
+/// Like [`flush`] for the UDP ports, but also adds the destination ports of all UDP flows to `seen`.
 pub(crate) fn flush_udp_and_list(ports: &[Target], seen: &mut BTreeSet<u16>) -> Result<usize, Error> {
     let targets = Targets::new(of(Protocol::Udp, ports));
     let families = match Size::read() {
@@ -95,7 +97,7 @@ pub(crate) fn flush_udp_and_list(ports: &[Target], seen: &mut BTreeSet<u16>) -> 
     })
 }
 
-/// Removes the flows for which `condition` is true, of those that pass the filters.
+/// Removes those flows selected by the filters for which `condition` is true.
 fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
     let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
     let mut flushed = 0;
@@ -106,7 +108,7 @@ fn pass(filters: Vec<Filter>, mut condition: impl FnMut(&Flow) -> bool) -> Resul
     Ok(flushed)
 }
 
-/// The number of flows in the namespace, all protocols together.
+/// The number of flows in the namespace, of all protocols together.
 pub(crate) fn flow_count() -> Option<usize> {
     cni_kernel::sysctl::get("net/netfilter/nf_conntrack_count").ok()?.parse().ok()
 }
@@ -117,7 +119,7 @@ pub(crate) enum Size {
     Empty,
     /// At most [`FEW`].
     Small,
-    /// More, or unknown.
+    /// More than [`FEW`], or unknown.
     Large,
 }
 
@@ -136,8 +138,8 @@ struct Targets {
     /// By IP protocol number and port.
     singles: BTreeMap<(u8, u16), Vec<Target>>,
     runs: Vec<Target>,
-    /// The node's own addresses. Listing them costs as much as the node has interfaces, one per container, so
-    /// they are read only if there is a flow to a published port, which is rare.
+    /// The node's own addresses. Listing them takes time for each of the node's interfaces, of which there is one per
+    /// container, so they are read only when there is a flow to a published port, which is rare.
     local: OnceCell<BTreeSet<IpAddr>>,
 }
 
@@ -161,8 +163,8 @@ impl Targets {
         self.singles.values().flatten().chain(&self.runs)
     }
 
-    /// The passes through the kernel's table that see all flows to the ports. Flows that the kernel leaves out of a
-    /// pass need not be read.
+    /// The passes through the kernel's table that see all flows to the ports. The kernel already leaves out flows
+    /// that a pass does not need.
     fn filters(&self, size: Size) -> Vec<Filter> {
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
@@ -174,7 +176,7 @@ impl Targets {
 
     fn filters_of(&self, family: AddressFamily, size: Size) -> Vec<Filter> {
         let all = Filter { reply_source: self.only_container(family), ..Filter::all(Some(family)) };
-        // The kernel selects IPv4 flows by their container.
+        // For IPv4, the kernel can select flows by their container.
         let is_selective = family == AddressFamily::V4 && all.reply_source.is_some();
         let only = self.only_protocol(Some(family));
         if size == Size::Small || is_selective || only.is_some() {
@@ -199,7 +201,7 @@ impl Targets {
         protocols.first().copied().filter(|_| protocols.len() == 1)
     }
 
-    /// The only port of a protocol, if there is one: the kernel filters by it.
+    /// The only port of a protocol, if there is only one, because the kernel can filter by a single port.
     fn only_port(&self, protocol: u8) -> Option<u16> {
         let mut ports = self.singles.keys().filter(|(of, _)| *of == protocol);
         let has_run = self.runs.iter().any(|(host, _)| host.protocol.number() == protocol);
@@ -209,7 +211,7 @@ impl Targets {
         }
     }
 
-    /// The only container that flows of the family lead to, if only such are meant.
+    /// The only container to which flows of the family lead, if the targets name no other flows.
     fn only_container(&self, family: AddressFamily) -> Option<IpAddr> {
         let container = |which: Selection| match which {
             Selection::NotTo(_) => None,
@@ -244,7 +246,7 @@ impl Targets {
     }
 }
 
-/// Reads the node's own addresses. If that fails, only flows to the loopback are removed.
+/// Reads the node's own addresses. If that fails, only flows to loopback addresses are removed.
 fn local_addresses() -> BTreeSet<IpAddr> {
     let all = match nix::ifaddrs::getifaddrs() {
         Ok(all) => all,
@@ -255,7 +257,7 @@ fn local_addresses() -> BTreeSet<IpAddr> {
             return BTreeSet::new();
         }
     };
-    // Flows to a Service's address belong to the engine that translates it.
+    // Flows to the address of a Service belong to the engine that translates it.
     let own = all.filter(|interface| !service_links::NAMES.contains(&interface.interface_name.as_str()));
     own.filter_map(|interface| {
         let address = interface.address?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads and makes the sets of networks that are exempt from masquerade: see `schema::exempt`.
+//! Reads and makes the sets of networks that are exempt from masquerade (see `schema::exempt`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::difference::ExemptDifference;
 use crate::owned_table::unless_no_nf_tables;
 use crate::{AddressFamily, Error};
 
-/// Reads the networks of a set, in canonical form; none if it is missing.
+/// Reads the networks of a set, in canonical form. None if the set is missing.
 pub(crate) fn read(session: &Session, id: ExemptId) -> Result<Option<Vec<IpNet>>, Error> {
     match session.socket.ranges(&session.table, &id.name()) {
         Ok(ranges) => Ok(Some(ranges.iter().flat_map(networks).collect())),
@@ -39,7 +39,7 @@ fn networks((first, last): &(Value, Value)) -> Vec<IpNet> {
     }
 }
 
-/// Makes the sets that are missing or have other elements.
+/// Makes the sets that are missing or whose elements differ.
 pub(crate) fn add_missing(
     session: &Session,
     batch: &mut Transaction,
@@ -69,7 +69,7 @@ pub(crate) fn delete_unused(
     Ok(())
 }
 
-/// Compares the networks of a set, or none, with the wanted ones. Returns the first difference.
+/// Compares the networks of a set, or no networks, with the wanted ones. Returns the first difference.
 pub(crate) fn difference(
     session: &Session,
     id: Option<ExemptId>,
@@ -85,8 +85,8 @@ pub(crate) fn difference(
     Ok(missing.or_else(more))
 }
 
-/// Counts the containers of the table that reach one of these networks with an address of the node: those
-/// that were added with another list.
+/// Counts the containers in the table whose packets to one of these networks are masqueraded, because the containers
+/// were added with another list.
 pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| {
         let mut lists: BTreeMap<SharedChain, bool> = BTreeMap::new();

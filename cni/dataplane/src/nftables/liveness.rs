@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The liveness of an owner, by its recorded namespace.
+//! Decides by the recorded namespace whether an owner is alive.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -9,18 +9,18 @@ use std::path::PathBuf;
 use crate::ContainerNetns;
 use crate::owner::{COMMENT_MAX, Life};
 
-/// Type of our bytes in an element's userdata; nft uses low numbers.
+/// The type of our entry in an element's userdata. nft uses low numbers.
 pub(crate) const TLV_KIND: u8 = 0x5c;
 /// `NFT_USERDATA_MAXLEN` (`linux/netfilter/nf_tables.h`).
 const USERDATA_MAX: usize = 256;
-/// The format: the numbers of namespace and mount namespace, then the path.
+/// The format that contains the identities of namespace and mount namespace, and then the path.
 const PLAIN: u8 = 1;
-/// The format with the namespace's cookie before the path. Earlier versions do not read it, and count its owner as
-/// alive.
+/// The format that also contains the namespace's cookie, before the path. Earlier versions cannot read it, and treat
+/// the owner as alive.
 const WITH_COOKIE: u8 = 2;
 
-/// The record in an entry of the map of owners: the container's namespace, and the mount namespace of its
-/// path.
+/// The record in an entry of the map of owners: the container's namespace, and the mount namespace in which its path
+/// is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) netns: ContainerNetns,
@@ -29,8 +29,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Makes the record for a namespace that the caller names; none if our own mount namespace cannot be
-    /// read, without which the path proves nothing later.
+    /// Makes the record of a namespace that the caller names. None if our own mount namespace cannot be read, because
+    /// the path would prove nothing later.
     pub(crate) fn new(netns: &ContainerNetns) -> Option<Self> {
         if *netns == ContainerNetns::unknown() {
             return None;
@@ -51,8 +51,8 @@ impl Record {
         }
     }
 
-    /// The bytes for the element; none if they do not fit next to the longest comment. Then the owner's death
-    /// cannot be proven. The cookie is left out if only it does not fit.
+    /// The bytes for the element. The cookie is left out if it does not fit. None if the rest does not fit next to
+    /// the longest comment either, in which case nothing can prove later that the owner is dead.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         self.encode_with(self.netns.cookie).or_else(|| self.encode_with(None))
     }
@@ -64,11 +64,11 @@ impl Record {
             bytes.extend(number.to_be_bytes());
         }
         bytes.extend(self.netns.path.as_os_str().as_bytes());
-        // Two bytes of type and length for each, and the NUL that ends the comment.
+        // Each entry has two bytes for type and length, and the comment ends with a NUL.
         (bytes.len() + COMMENT_MAX + 5 <= USERDATA_MAX).then_some(bytes)
     }
 
-    /// Reads the bytes of an element; none if their format is unknown.
+    /// Decodes the bytes of an element. None if their format is unknown.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (format, rest) = bytes.split_first()?;
         let count = match *format {
@@ -91,8 +91,8 @@ impl Record {
         (own_mounts() == Some(self.mounts)).then(|| self.netns.clone())
     }
 
-    /// Looks whether the namespace is provably dead. A path is valid only in the mount namespace in which it
-    /// was recorded.
+    /// Finds out whether the namespace is provably gone. A path is valid only in the mount namespace in which it was
+    /// recorded.
     pub(crate) fn life(&self) -> Life {
         if own_mounts() == Some(self.mounts) { self.netns.life() } else { Life::NotProvenDead }
     }
@@ -138,7 +138,7 @@ mod tests {
     fn an_inode_that_is_used_again_does_not_prove_life() {
         let mut own = Record::new(&ContainerNetns::read("/proc/self/ns/net".as_ref()).unwrap()).unwrap();
         assert_eq!(own.life(), Life::NotProvenDead);
-        // Linux 5.14 or later.
+        // The cookie exists since Linux 5.14.
         let Some(cookie) = own.netns.cookie else { return };
         own.netns.cookie = Some(cookie + 1);
         assert_eq!(own.life(), Life::Dead);

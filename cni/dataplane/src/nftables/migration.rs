@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Migrations between backends. The state is in the owner's entry, where ADD, DEL and GC of the same
-//! attachment find it, and the next migration after a crash.
+//! Changes for migrations between backends. The state of a migration is in the owner's entry, where the attachment's
+//! ADD, DEL and GC find it, and so does the next migration after a crash.
 //!
-//! An ADD writes an entry without a state, a DEL removes the entry: either ends the migration.
+//! An ADD writes an entry without a state, and a DEL removes the entry, so either ends the migration.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,8 @@ fn rewritten(entry: &OwnedElement, to: Transit) -> Option<Element> {
     })
 }
 
-/// Changes the state of entries from one of `from` to `to`, and removes the entries of the kinds `without`
-/// that the same attachments have. Returns the entries that have the state now.
+/// Changes the state of entries from any of `from` to `to`, and removes those entries of the same attachments whose
+/// kind is in `without`. Returns the entries that now have the state.
 pub(crate) fn mark(
     session: &Session,
     keys: &[Key],
@@ -67,26 +67,26 @@ pub(crate) fn mark(
     })
 }
 
-/// The part of an attachment's elements to remove.
+/// Which of an attachment's elements are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The elements that translate destinations. Those for packets that were translated before stay.
+    /// The elements that translate destinations. Those for packets that have been translated stay.
     Translation,
     /// All elements, and the entries.
     All,
 }
 
-/// The conditions and the extent of [`take_away`].
+/// What [`take_away`] removes, and under which conditions.
 pub(crate) struct Removal<'a> {
     pub(crate) part: Part,
-    /// True if an entry is as expected; others stay.
+    /// True if an entry is still as expected. Other entries are left alone.
     pub(crate) still: &'a dyn Fn(&OwnedElement) -> Result<bool, Error>,
-    /// The kind of the same attachment's entry whose migration ends with the removal of one of this kind; for
-    /// [`Part::All`].
+    /// For [`Part::All`]: the kind of another entry of the same attachment, whose migration ends when an entry of
+    /// this kind is removed.
     pub(crate) settle: &'a dyn Fn(u32) -> Option<u32>,
 }
 
-/// Removes the elements of these entries, and leaves conntrack alone. Returns the removed entries.
+/// Removes the elements of these entries, and leaves conntrack alone. Returns the entries that were removed.
 pub(crate) fn take_away(
     session: &Session,
     keys: &[Key],

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The migration state of an owner's things, stored in the top two bits of the element count.
+//! The migration state of an owner's objects, which is stored in the top two bits of the element count.
 
-/// The progress of a migration from another backend.
+/// How far a migration from another backend has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Transit {
     #[default]
     Settled,
-    /// Made here; the original was not looked at since.
+    /// The request is served here, but the original has not been looked at since.
     Made,
-    /// Made here, and the original was seen afterwards: it can be removed.
+    /// The request is served here, and the original was still there afterwards, so it can be removed.
     Verified,
 }
 
@@ -25,7 +25,7 @@ impl Transit {
         }
     }
 
-    /// The state in an entry's number.
+    /// The state that an entry's number contains.
     pub(crate) fn of(number: u32) -> Self {
         match (number & MADE != 0, number & VERIFIED != 0) {
             (true, _) => Self::Made,

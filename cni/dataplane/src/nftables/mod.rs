@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The default backend: the maps of one table, `inet slipway`, hold everything. Publishing and withdrawing
-//! change only elements, and the cost of a packet, of an ADD and of a DEL does not grow with the number of
-//! containers.
+//! The default backend. Everything is in the maps of one table, `inet slipway`. Publishing and withdrawing change
+//! only elements, and the cost of a packet, an ADD and a DEL does not grow with the number of containers.
 
 pub mod addresses;
 pub mod conditions;
@@ -46,10 +45,10 @@ use session::{OwnedElement, Session};
 use state::State;
 pub use udp_flows::FlowSearch;
 
-/// The nftables backend, on the network namespace of the thread that calls it.
+/// The nftables backend, which acts on the network namespace of the calling thread.
 ///
-/// The process must be in the mount namespace of the runtime, in which the paths of network namespaces are
-/// valid.
+/// The process must be in the mount namespace of the runtime, because the paths of network namespaces are valid
+/// there.
 #[derive(Debug, Default)]
 pub struct Nftables {
     offload: Offload,
@@ -57,13 +56,13 @@ pub struct Nftables {
 }
 
 impl Nftables {
-    /// The backend. Opens nothing yet.
+    /// Makes the backend, without opening anything.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the treatment of established flows, from the next publishing or masquerading on.
+    /// Sets how established flows are handled, from the next call that publishes or masquerades on.
     #[must_use]
     pub fn offload(mut self, offload: Offload) -> Self {
         self.offload = offload;
@@ -76,14 +75,15 @@ impl Nftables {
         Self { search, ..self }
     }
 
-    /// Updates the flowtable. A failure is logged: every packet goes through the chains then.
+    /// Updates the flowtable. A failure is only logged, because every packet then goes through the chains.
     fn settle(&self, session: &Session, containers: impl Iterator<Item = IpAddr>) {
         if let Err(error) = offload::settle(session, &self.offload, &containers.collect::<Vec<_>>()) {
             log::warn!("established flows are not offloaded: {error}");
         }
     }
 
-    /// Removes what the withdrawal names. Returns the socket if it did not write, for the caller's next read.
+    /// Removes what the withdrawal names. If nothing was written, returns the socket, so that the caller can use it
+    /// for the next read.
     pub(crate) fn take_away(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
         let withdrawn = Session::open().and_then(|session| {
             let gone = withdraw::withdraw(&session, withdrawal)?;
@@ -97,7 +97,7 @@ impl Nftables {
         Ok(None)
     }
 
-    /// Reads the flows through these mappings from conntrack: each counts, and `most` of them are returned.
+    /// Reads the flows through these mappings from conntrack. All are counted, and `most` of them are returned.
     pub(crate) fn flows(&self, ports: &[Listed], most: usize) -> Result<Flows, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
         let mut index = BTreeMap::<_, Vec<usize>>::new();
@@ -117,7 +117,7 @@ impl Nftables {
     }
 }
 
-/// A flow through the mapping of that index.
+/// Describes a flow through the mapping with this index.
 fn flow_to(port: usize, flow: &Flow) -> PublishedFlow {
     let to = flow.original;
     PublishedFlow {
@@ -161,7 +161,7 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, &request.attachment, &request.netns, plan)
 }
 
-/// As [`end_flows`], for the elements of dead owners that an ADD has removed.
+/// Like [`end_flows`], for the elements of dead owners that an ADD has removed.
 pub(crate) fn end_flows_of_the_dead(gone: &[OwnedElement]) {
     if gone.is_empty() {
         return;
@@ -172,8 +172,8 @@ pub(crate) fn end_flows_of_the_dead(gone: &[OwnedElement]) {
     }
 }
 
-/// Removes the flows that these elements were for, after their removal: those that [`conntrack`] lists and offloaded ones would
-/// last, and lead to the container that gets the address next. A failure is logged.
+/// Removes the flows of these elements, after the elements have been removed. Flows that [`conntrack`] describes and
+/// offloaded flows would otherwise last, and lead to the container that gets the address next. A failure is logged.
 fn end_flows(session: Session, gone: &[OwnedElement], has_vanished: bool) {
     if gone.is_empty() {
         return;
@@ -198,7 +198,7 @@ fn end_flows(session: Session, gone: &[OwnedElement], has_vanished: bool) {
     offload::cut(&offloaded);
 }
 
-/// Logs a failure to remove flows: idle ones end by themselves.
+/// Logs a failure to remove flows. This is not an error, because idle flows end by themselves.
 fn or_warn<T>(flushed: Result<T, Error>) {
     if let Err(e) = flushed {
         log::warn!("{e}");
@@ -271,16 +271,16 @@ impl Backend for Nftables {
         let session = Session::open()?;
         session.generation()?;
         match session.state()? {
-            // The node's addresses change without an ADD.
+            // The node's addresses can change without an ADD.
             State::Ready => {
                 addresses::settle_or_warn(&session);
                 Ok(())
             }
             State::Damaged(_) => Ok(()),
-            // Only the kernel knows whether it has every expression that the table needs.
+            // Only the kernel can tell whether it has every expression that the table needs.
             State::Missing => {
                 match session.socket.dry_run(&addresses::bootstrap()?) {
-                    // An ADD has made it meanwhile.
+                    // An ADD has made the table meanwhile.
                     Err(e) if e.is_exists() => Ok(()),
                     tried => tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e)),
                 }
@@ -289,7 +289,7 @@ impl Backend for Nftables {
     }
 }
 
-/// Lists the owners in the table; none if there is no table.
+/// Lists the owners in the table. None if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     let session = Session::open()?;
     if session.schema()?.is_none() {
@@ -299,7 +299,7 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
 }
 
-/// Opens a socket; none if the kernel has no nf_tables.
+/// Opens a socket. None if the kernel has no nf_tables.
 pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
     unless_no_nf_tables(Session::open().map(|session| Some(session.into_socket())))
 }
@@ -312,7 +312,7 @@ fn container(held: &OwnedElement) -> Option<IpAddr> {
     }
 }
 
-/// The mapping of an element, if it is one.
+/// The mapping that an element represents, if it represents one.
 pub(crate) fn published(held: &OwnedElement) -> Option<PublishedPort> {
     match &held.data {
         ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),

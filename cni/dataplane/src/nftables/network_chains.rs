@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! How the address of a container leads to a shared chain.
+//! Decides how the address of a container leads to a shared chain.
 //!
-//! The usual way is by its network: the map of networks has one element that leads the containers of a network to
-//! their chain, and an ADD makes nothing that leads anywhere. An address has an element of its own if it needs another
-//! chain (`masqAll`, several networks, another list of `nonMasqueradeCIDRs` than the containers before it), or if its
-//! network overlaps with another one, because intervals in a map must not overlap.
+//! Usually, the network leads there: the map of networks has one element that leads all containers of a network to
+//! their chain, so an ADD does not have to add an element that leads to a chain. An address has an element of its own
+//! if it needs another chain (`masqAll`, several networks, another list of `nonMasqueradeCIDRs` than earlier
+//! containers), or if its network overlaps with another one, because intervals in a map must not overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,13 +18,13 @@ use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{OwnedElement, Session, element_id};
 use crate::Error;
 
-/// A network whose containers lead to this chain.
+/// A network, and the chain to which its containers lead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NetworkChain {
     map: Map,
     first: IpAddr,
     last: IpAddr,
-    /// None for a chain that Slipway does not know.
+    /// None if Slipway does not know the chain.
     chain: Option<SharedChain>,
 }
 
@@ -50,16 +50,16 @@ impl NetworkChain {
     }
 }
 
-/// Elements of the maps of networks.
+/// Elements from the maps of networks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NetworkChains(Vec<NetworkChain>);
 
 impl NetworkChains {
-    /// Reads these maps; an earlier schema has none.
+    /// Reads these maps. Tables with an earlier schema have none.
     fn read(session: &Session, maps: impl IntoIterator<Item = Map>) -> Result<Self, Error> {
         let mut all = Vec::new();
         for map in maps {
-            // A dump has only the first address of each interval.
+            // A dump contains only the first address of each interval.
             let chains = session.dump([map], |_| true)?;
             let chain_at = |first| chains.iter().find(|held| held.address() == Some(first))?.shared_chain();
             for (first, last) in session.ranges(map)? {
@@ -71,9 +71,10 @@ impl NetworkChains {
         Ok(Self(all))
     }
 
-    /// Reads the networks that lead the addresses to their chains, and the whole map if another one, or none, is around one
-    /// of them: a new element could overlap with any. A dump lasts until no other process has changed the ruleset during
-    /// it, which next to many ADDs is long, so the usual case does without.
+    /// Reads the elements of the networks that already lead these addresses to their chains. If the network around an
+    /// address leads elsewhere, or no network is around it, reads the whole map, because a new element could overlap
+    /// with any element. A dump is repeated until no other process changes the ruleset meanwhile, which can take long
+    /// while many ADDs run, so the usual case avoids it.
     fn for_leads(session: &Session, leads: &[Lead]) -> Result<Self, Error> {
         let (mut known, mut whole) = (Vec::new(), BTreeSet::new());
         for lead in leads {
@@ -92,33 +93,34 @@ impl NetworkChains {
         self.0.iter().find(|one| one.map == map && one.contains(address))
     }
 
-    /// True if the network's element leads exactly there.
+    /// True if the network's element leads to exactly this chain.
     fn lead(&self, lead: &Lead) -> bool {
         let wanted = lead.map.networks().zip(lead.chain.of_network());
         wanted.is_some_and(|(map, network)| self.0.contains(&NetworkChain::of(map, &network, &lead.chain)))
     }
 }
 
-/// True if the element around the address leads to its chain.
+/// True if the element whose network contains the address leads to the right chain.
 fn leads_to(session: &Session, networks: Map, lead: &Lead) -> Result<bool, Error> {
     let held = session.get(networks, &[Value::address(lead.address)])?;
     Ok(held.and_then(|held| held.shared_chain()).as_ref() == Some(&lead.chain))
 }
 
-/// The way of each address of a plan.
+/// How each address of a plan leads to its chain.
 #[derive(Debug, Default)]
 pub(crate) struct Ways<'a> {
     leads: &'a [Lead],
-    /// The chains that may be missing: no element of a network leads there, which keeps a chain from being deleted.
+    /// The chains that may be missing, because no network's element leads to them, which would keep them from being
+    /// deleted.
     chains: BTreeSet<&'a SharedChain>,
-    /// The networks that get an element.
+    /// The networks for which an element is added.
     new: Vec<NetworkChain>,
-    /// The addresses with an element of their own.
+    /// The addresses that need an element of their own.
     own: Vec<&'a Lead>,
 }
 
 impl<'a> Ways<'a> {
-    /// Decides from what the table has.
+    /// Decides by what the table contains.
     pub(crate) fn decide(session: &Session, leads: &'a [Lead]) -> Result<Self, Error> {
         Ok(Self::given(NetworkChains::for_leads(session, leads)?, leads))
     }
@@ -143,18 +145,19 @@ impl<'a> Ways<'a> {
         Self { leads, chains, new, own }
     }
 
-    /// The elements of addresses that have their own.
+    /// The elements of the addresses that need their own.
     pub(crate) fn own_items(&self) -> impl Iterator<Item = Item> {
         self.own.iter().map(|lead| lead.own_item())
     }
 
-    /// Where an element would lead an address elsewhere than its network does.
+    /// The keys of addresses that need no element of their own. An element there would lead the address elsewhere
+    /// than its network does.
     pub(crate) fn without_own(&self) -> impl Iterator<Item = (Map, Vec<Value>)> {
         let others = self.leads.iter().filter(|lead| !self.own.contains(lead));
         others.map(|lead| (lead.map, vec![Value::address(lead.address)]))
     }
 
-    /// Adds the chains and the elements of networks that are missing.
+    /// Adds the missing chains and the missing elements of networks.
     pub(crate) fn add_missing(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
         for chain in &self.chains {
             if session.chain(&chain.name())?.is_none() {
@@ -171,9 +174,9 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// True if the networks of the table still lead the addresses without an element of their own to their chains. The
-    /// garbage collection removes a network's element if it finds none of its containers, and ignores containers that
-    /// are added after it.
+    /// True if the networks in the table still lead all addresses without an element of their own to their chains.
+    /// The garbage collection removes a network's element if it finds none of its containers, and misses containers
+    /// that are added after it has looked.
     pub(crate) fn hold(&self, session: &Session) -> Result<bool, Error> {
         for lead in self.leads.iter().filter(|lead| !self.own.contains(lead)) {
             let Some(map) = lead.map.networks() else { continue };
@@ -185,7 +188,8 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// The chain that an address leads to; `map` is [`Map::Hairpin`] or [`Map::Masquerade`]. Its set must have the address.
+/// The chain to which an address leads. `map` is [`Map::Hairpin`] or [`Map::Masquerade`], and its set must contain
+/// the address.
 pub(crate) fn chain_of(session: &Session, map: Map, address: IpAddr) -> Result<Option<SharedChain>, Error> {
     for map in [Some(map), map.networks()].into_iter().flatten() {
         if let Some(held) = session.get(map, &[Value::address(address)])? {
@@ -195,7 +199,7 @@ pub(crate) fn chain_of(session: &Session, map: Map, address: IpAddr) -> Result<O
     Ok(None)
 }
 
-/// The chains of all addresses.
+/// The chains to which all addresses lead.
 #[derive(Debug)]
 pub(crate) struct AllChains {
     own: BTreeMap<(Map, IpAddr), Option<SharedChain>>,
@@ -210,7 +214,7 @@ impl AllChains {
         Ok(Self { own, networks: NetworkChains::read(session, Map::of_networks())? })
     }
 
-    /// The chain that an address leads to; `map` is [`Map::Hairpin`] or [`Map::Masquerade`].
+    /// The chain to which an address leads. `map` is [`Map::Hairpin`] or [`Map::Masquerade`].
     pub(crate) fn of(&self, map: Map, address: IpAddr) -> Option<SharedChain> {
         match self.own.get(&(map, address)) {
             Some(chain) => chain.clone(),
@@ -219,13 +223,13 @@ impl AllChains {
     }
 }
 
-/// The maps with the chains of single addresses.
+/// The maps that lead single addresses to chains.
 fn of_addresses() -> impl Iterator<Item = Map> {
     Map::all().filter(|map| map.networks().is_some())
 }
 
-/// Builds the step from the schemas 1 and 2, in which each address had an element of its own, in maps that have other
-/// names now: an ADD of an earlier version that has read the table before this step fails after it.
+/// Builds the upgrade from schemas 1 and 2, in which each address had an element of its own. Their maps had other
+/// names than the present ones, so that an ADD of an earlier version fails if it read the table before this upgrade.
 pub(crate) fn upgrade(session: &Session, batch: &mut Transaction) -> Result<(), Error> {
     for map in of_addresses() {
         let (Some(set), Some(former)) = (map.addresses(), map.former_name()) else { continue };
@@ -257,7 +261,7 @@ pub(crate) fn upgrade(session: &Session, batch: &mut Transaction) -> Result<(), 
     Ok(())
 }
 
-/// Builds the removal of shared chains to which no address leads. Returns the others with it.
+/// Builds the removal of the shared chains to which no address leads. Also returns the other shared chains.
 pub(crate) fn remove_unused(session: &Session) -> Result<(Transaction, BTreeSet<SharedChain>), Error> {
     let all = AllChains::read(session)?;
     let mut by_network = BTreeSet::new();
@@ -277,8 +281,8 @@ pub(crate) fn remove_unused(session: &Session) -> Result<(Transaction, BTreeSet<
         let Some(chain) = SharedChain::from_name(&found.name) else { continue };
         let of_chain: Vec<_> =
             all.networks.0.iter().filter(|network| network.chain.as_ref() == Some(&chain)).collect();
-        // The kernel counts the chain's rules and the elements that lead to it. There are more if somebody has added a rule
-        // or an element by hand.
+        // The kernel counts the chain's rules and the elements that lead to it. The count is higher if somebody has
+        // added a rule or an element by hand.
         let known = chain.rules(Layout::PLAIN).len() + of_chain.len();
         if used.contains(&chain) || usize::try_from(found.uses).is_ok_and(|uses| uses > known) {
             kept.insert(chain);
@@ -330,7 +334,7 @@ mod tests {
         for network in ["10.22.5.0/24", "10.0.0.0/8", "10.22.0.0/15"] {
             assert_eq!(own(table.clone(), &lead("10.22.5.2", network)), (0, 1), "{network}");
         }
-        // Also within one plan.
+        // The same holds within one plan.
         let leads = [lead("10.22.5.2", "10.22.5.0/24"), lead("10.22.0.2", "10.22.0.0/16")];
         let ways = Ways::given(NetworkChains::default(), &leads);
         assert_eq!((ways.new.len(), ways.own.len()), (1, 1));
@@ -345,7 +349,7 @@ mod tests {
             SharedChain::Masquerade { network: "10.22.0.0/16".parse().unwrap(), exempt: Some(exempt) };
         let other = Lead { address: "10.22.0.3".parse().unwrap(), chain, ..first };
         assert_eq!(own(table, &other), (0, 1));
-        // Alone, it makes the network's chain.
+        // If the network has no chain yet, this one becomes the network's chain.
         assert_eq!(own(NetworkChains::default(), &other), (1, 0));
     }
 

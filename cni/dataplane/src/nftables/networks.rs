@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Leads the published addresses of a container to chains that know its other networks: see `crate::networks`.
+//! Makes the published addresses of a container lead to chains that know its other networks (see `crate::networks`).
 //!
-//! An element keeps its owner, so a DEL of the published network removes it as before, and a DEL of another network
-//! makes it lead to its former chain again.
+//! An element keeps its owner, so a DEL of the published network still removes it. A DEL of another network makes it
+//! lead to its former chain again.
 
 use cni_nftables::{Element, Transaction, Value, Verdict};
 use ipnet::IpNet;
@@ -54,8 +54,8 @@ pub(crate) fn set(session: &Session, container: &ContainerNetworks) -> Result<()
     Ok(())
 }
 
-/// The element of a published address, and where the address is to lead; none if there is nothing to change. With
-/// `snat: false` or `masqAll` the sources do not depend on the networks.
+/// The element of a published address and where it has to lead, or none if there is nothing to change. With `snat:
+/// false` or `masqAll`, the masqueraded sources do not depend on the networks.
 fn change(
     session: &Session,
     container: &ContainerNetworks,
@@ -75,7 +75,8 @@ fn change(
     Ok(Some((held, Lead { map, address, chain })))
 }
 
-/// False if the element's owner lives in another namespace: the container has an equal address that the node does not know.
+/// False if the element's owner lives in another namespace, because then this container only has the same address,
+/// and the node does not know it.
 fn is_of(session: &Session, held: &OwnedElement, container: &ContainerNetworks) -> Result<bool, Error> {
     let Some(owner) = &held.owner else { return Ok(true) };
     let entry = session.entry(owner.attachment_hash, schema::KIND_PORTS)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Keeps the flowtable as an administrator wants it: see `schema::flowtable`.
+//! Keeps the flowtable as an administrator has configured it (see `schema::flowtable`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use super::state::State;
 use crate::Error;
 use crate::owned_table::{unchanged, unless_no_nf_tables};
 
-/// Prefix of the names of containers' links.
+/// The prefix of the names of containers' links.
 const VETHS: &str = "veth";
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Offload {
@@ -30,12 +30,12 @@ pub enum Offload {
     Through(Uplinks),
 }
 
-/// The node's links by which flows of containers come in, next to the containers' bridges.
+/// The node's links on which flows of containers arrive, in addition to the containers' bridges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplinks {
     /// The links of the default routes of the main table.
     OfDefaultRoutes,
-    /// The links of these names; missing links are left out.
+    /// The links with these names, as far as they exist.
     Named(Vec<String>),
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, flowtable: Flowt
     batch
 }
 
-/// Builds the batch that removes the flowtable. Marks of connections stay, without an effect.
+/// Builds the batch that removes the flowtable. Connections keep their mark, which no longer has any effect.
 pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction {
     let table = schema::table();
     let mut batch = schema::repair(shared, Layout { offloading: None, ..layout });
@@ -55,13 +55,12 @@ pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction 
     batch
 }
 
-/// Sets the treatment of established flows. The bridges of these containers' addresses are to be in the
-/// flowtable.
+/// Sets how established flows are handled. If there is a flowtable, it has to contain the bridges of these
+/// containers.
 ///
 /// # Errors
-/// [`Error::Kernel`] if links or the table cannot be read, or the kernel refuses the flowtable;
-/// [`Error::Busy`] if other processes change the ruleset at every attempt. The containers' elements are
-/// unchanged.
+/// [`Error::Kernel`] if links or the table cannot be read, or the kernel refuses the flowtable; [`Error::Busy`] if
+/// other processes change the ruleset at every attempt. The containers' elements stay as they are.
 pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr]) -> Result<(), Error> {
     let uplinks = match wanted {
         Offload::AsItIs => return Ok(()),
@@ -73,7 +72,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         None => BTreeSet::new(),
     };
     session.transact("change the flowtable", |_| {
-        // The usual case, nothing to do, is found with these reads alone.
+        // These reads suffice for the usual case, in which there is nothing to do.
         let layout = session.layout()?;
         let batch = match (uplinks, layout.offloading) {
             (None, None) => return unchanged(()),
@@ -93,24 +92,24 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
             }
         };
         if !matches!(session.state()?, State::Ready) {
-            // Another process has just damaged the table. The next ADD repairs it and calls this function again.
+            // Another process has just damaged the table. The next ADD repairs it, and calls this function again.
             return unchanged(());
         }
         Ok((batch, ()))
     })
 }
 
-/// The links that a flowtable lacks, as an addition to it; none if it lacks nothing.
+/// A flowtable with the missing links, which is added to the existing one. None if no link is missing.
 fn missing_links(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>) -> Option<Flowtable> {
     let links = present.map_or_else(Vec::new, |found| found.devices);
     let missing: Vec<Links> = devices.iter().filter(|device| !links.contains(device)).cloned().collect();
     (!missing.is_empty()).then(|| Flowtable::new(&schema::table(), FLOWTABLE, &missing))
 }
 
-/// Chooses the links: existing uplinks, the containers' bridges, and, where the kernel needs them, the
-/// containers' own links by a prefix of their names. Single links would be too many: the kernel cannot list a
-/// flowtable of some two hundred links, not even to `nft list ruleset`. Packets that come in by another link,
-/// such as a ptp container's, go through the chains.
+/// Chooses the links: the existing uplinks, the containers' bridges and, where the kernel needs them, the containers'
+/// own links by a prefix of their names. They are not added one by one, because the kernel cannot list a flowtable of
+/// more than some two hundred links, not even for `nft list ruleset`. Packets that arrive on another link, such as
+/// that of a ptp container, go through the chains.
 fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, RouteError> {
     let socket = RouteSocket::open()?;
     let mut devices = BTreeSet::new();
@@ -151,8 +150,8 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
     Ok(devices)
 }
 
-/// Removes the offloaded flows to and from these containers' addresses, which would bypass every chain for as
-/// long as a client sends. A failure is logged and does not make the DEL fail, because an idle flow ends by itself.
+/// Removes the offloaded flows to and from these containers' addresses, which would bypass every chain as long as a
+/// client keeps sending. A failure is logged and does not fail the DEL, because an idle flow ends by itself.
 pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     if containers.is_empty() {
         return;
@@ -169,9 +168,9 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowtableState {
-    /// No flowtable: established flows go through the chains.
+    /// There is no flowtable, so established flows go through the chains.
     None,
-    /// A flowtable for flows that come in by these links; `veth*` means all names with that prefix.
+    /// There is a flowtable for flows that arrive on these links. `veth*` means all names with that prefix.
     At(Vec<String>),
 }
 
@@ -198,7 +197,7 @@ pub fn try_out() -> Result<(), Error> {
     session.socket.dry_run(&batch).map_err(|e| Error::kernel("try a flowtable", e))
 }
 
-/// The protocols that this kernel offloads, for people.
+/// Names the protocols that this kernel offloads, for people.
 #[must_use]
 pub fn protocols() -> &'static str {
     match Protocols::of(Kernel::this()) {

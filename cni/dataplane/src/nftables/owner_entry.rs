@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Entries in the map of owners for what other backends have made.
+//! Entries in the map of owners for objects that other backends have made.
 //!
-//! The chains of other backends have no place for an owner's namespace, so an attachment has an entry here.
-//! The entry counts no elements. The table is made with the first entry, and with it the guard of the node's loopback.
+//! Chains of other backends have no place for an owner's namespace, so the attachment has an entry here. The entry
+//! counts no elements. The first entry makes the table, and with it the guard of the node's loopback.
 
 use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;
@@ -19,12 +19,12 @@ use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, Life};
 use crate::{ContainerNetns, Error, HostPorts, Owner};
 
-/// Kind of an entry: ports in chains of iptables.
+/// The kind of an entry for ports in chains of iptables.
 pub(crate) const KIND_IPTABLES_PORTS: u32 = 3;
-/// Kind of an entry: masquerade in chains of iptables.
+/// The kind of an entry for a masquerade in chains of iptables.
 pub(crate) const KIND_IPTABLES_MASQUERADE: u32 = 4;
 
-/// An entry for what another backend has made.
+/// An entry for objects that another backend has made.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnerRecord {
     pub(crate) owner: Owner,
@@ -43,7 +43,7 @@ pub(crate) struct NewEntry<'a> {
     pub(crate) transit: Transit,
 }
 
-/// Opens the table; none, with a warning, if the kernel has no nf_tables.
+/// Opens the table. If the kernel has no nf_tables, logs a warning and returns none.
 pub(crate) fn open() -> Result<Option<Session>, Error> {
     match Session::open().and_then(|session| session.generation().map(|_| session)) {
         Ok(session) => Ok(Some(session)),
@@ -60,7 +60,7 @@ pub(crate) fn put(session: &Session, new: &NewEntry<'_>) -> Result<(), Error> {
     put_if(session, new, &|| Ok(true)).map(drop)
 }
 
-/// Like [`put`], but only if a condition holds in the same generation; true if it did.
+/// Like [`put`], but only if a condition holds in the same generation of the ruleset. Returns whether it did.
 pub(crate) fn put_if(
     session: &Session,
     new: &NewEntry<'_>,
@@ -111,7 +111,7 @@ pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> 
     })
 }
 
-/// Lists the entries of other backends whose owners pass the filter.
+/// Lists the entries for other backends whose owners pass the filter.
 pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<OwnerRecord>, Error> {
     let kind = |held: &OwnedElement| match held.key.as_slice() {
         [_, Value::Mark(kind)] => *kind,
@@ -133,7 +133,7 @@ pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Re
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }
 
-/// The records in the attachment's entries, of whatever kind; none for an entry without one.
+/// The records in the attachment's entries of all kinds. None for an entry without a record.
 pub(crate) fn records(session: &Session, attachment: &Attachment) -> Result<Vec<Option<Record>>, Error> {
     let hash = AttachmentHash::of(attachment);
     let kinds = [schema::KIND_PORTS, schema::KIND_MASQUERADE, KIND_IPTABLES_PORTS, KIND_IPTABLES_MASQUERADE];
@@ -154,7 +154,7 @@ pub(crate) fn is_with(
     Ok(records.iter().flatten().any(|record| record.netns.is_same(netns)))
 }
 
-/// Looks in our maps for a live owner of one of these ports that is another container.
+/// Looks in our maps for a living owner of one of these ports that is another container.
 pub(crate) fn owner_of_a_port(
     session: &Session,
     attachment: &Attachment,

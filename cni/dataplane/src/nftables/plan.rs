@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Turns requests into elements: pure functions, tested with plain values.
+//! Turns requests into elements. These are pure functions, which are tested with plain values.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,15 +14,15 @@ use crate::{
     RequestError, Snat,
 };
 
-/// Shortest run that is one interval. An exclusive hash element costs 12 µs; a map of intervals is copied as
-/// a whole by every transaction that changes it.
+/// The shortest run of ports that becomes one interval. A single element takes 12 µs, but a map of intervals is
+/// copied as a whole by every transaction that changes it.
 pub(crate) const RANGE_MIN: usize = 16;
 
-/// A wanted element without its owner.
+/// An element that is to be added, without its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) map: Map,
-    /// The element's key; for an interval map the first key of the interval.
+    /// The element's key, or for interval maps the first key of the interval.
     pub(crate) key: Vec<Value>,
     /// The last key of the interval, for interval maps.
     pub(crate) end: Option<Vec<Value>>,
@@ -31,22 +31,22 @@ pub(crate) struct Item {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Datum {
-    /// Values, concatenated.
+    /// A concatenation of values.
     Values(Vec<Value>),
-    /// The verdict goto to this chain.
+    /// The verdict `goto` to this chain.
     Chain(String),
-    /// Nothing: the element of a set.
+    /// No data, because the element belongs to a set.
     None,
 }
 
 impl Item {
-    /// The container's address, for an element of a set of addresses.
+    /// The container's address, if this is an element of a set of addresses.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         as_address(self.key.first()?).filter(|_| self.data == Datum::None)
     }
 }
 
-/// A container's address, and the chain that its packets should reach.
+/// A container's address, and the chain that its packets must reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lead {
     /// [`Map::Hairpin`] or [`Map::Masquerade`].
@@ -56,23 +56,23 @@ pub(crate) struct Lead {
 }
 
 impl Lead {
-    /// The element of its own that leads there.
+    /// The element that leads this address alone to the chain.
     pub(crate) fn own_item(&self) -> Item {
         let data = Datum::Chain(self.chain.name());
         Item { map: self.map, key: vec![Value::address(self.address)], end: None, data }
     }
 }
 
-/// The objects that a request needs.
+/// What a request needs in the table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
-    /// The elements, in a stable order, without those that [`network_chains`](super::network_chains) adds.
+    /// The elements in a stable order, without those that [`network_chains`](super::network_chains) adds.
     pub(crate) items: Vec<Item>,
-    /// The addresses that lead to shared chains.
+    /// The addresses that must lead to shared chains.
     pub(crate) leads: Vec<Lead>,
     /// The networks that the shared chains exempt from masquerade.
     pub(crate) exempt: Vec<Exempt>,
-    /// Families for which the attachment has a chain of its own.
+    /// The families for which the attachment has a chain of its own.
     pub(crate) own_chains: Vec<AddressFamily>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Exempt {
 }
 
 impl Plan {
-    /// The networks that the chain of a masqueraded address exempts.
+    /// The networks that are exempt in the chain of a masqueraded address.
     pub(crate) fn exempt_by(&self, chain: &SharedChain) -> &[IpNet] {
         let found = self.exempt.iter().find(|one| Some(one.id) == chain.exempt());
         found.map_or(&[], |one| &one.networks)
@@ -102,12 +102,13 @@ impl Plan {
 
 /// Combines ports into runs.
 ///
-/// At least [`RANGE_MIN`] consecutive host ports of one address and protocol that keep their number in one
-/// container become one mapping: the data of an interval is only an address, as nftables cannot compute a
-/// port. All others become single ports. The order of the result does not depend on the order of the input.
+/// At least [`RANGE_MIN`] consecutive host ports of one address and protocol that keep their number in the same
+/// container become one mapping. They must keep their number because the data of an interval is only an address:
+/// nftables cannot compute a port. All other ports become single mappings. The order of the result does not depend on
+/// the order of the input.
 pub(crate) fn collapse(ports: &[PublishedPort]) -> Vec<PublishedPort> {
     let mut single: Vec<PublishedPort> = ports.iter().flat_map(singles).collect();
-    // Mappings that keep the port are sorted by container, so that the ports of a run are neighbours.
+    // Mappings that keep the port are sorted by container, so that the ports of a run are next to each other.
     single.sort_by_key(|p| {
         (p.host.protocol, p.host.address, p.host.first != p.container_port, p.container, p.host.first)
     });
@@ -195,7 +196,7 @@ pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> boo
 }
 
 fn own_chain_item(run: &PublishedPort, hash: &AttachmentHash) -> Item {
-    // Always an interval, also for a single port: few containers have conditions.
+    // Even a single port is an interval here, because few containers have conditions.
     Item {
         map: Map::for_own_chain(&run.host),
         key: key(&run.host, run.host.first),
@@ -249,7 +250,7 @@ pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
     plan
 }
 
-/// The mapping of an element; none if it is not one that this module makes.
+/// The mapping of an element. None if this module makes no such elements.
 pub(crate) fn published(
     map: Map,
     key: &[Value],

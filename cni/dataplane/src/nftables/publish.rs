@@ -2,10 +2,10 @@
 
 //! Publishing and masquerading: makes the elements of one attachment and kind match a plan.
 //!
-//! The usual case is one batch of exclusive creations, whatever the ruleset's generation: the kernel decides
-//! races for a key. Before it, another one makes the shared chains that are missing. All other cases (the attachment
-//! has elements already, a key is taken, a run of ports is involved) are read and changed under one generation of the
-//! ruleset.
+//! The usual case is one batch that creates elements exclusively, whatever the ruleset's generation: if two processes
+//! want the same key, the kernel decides. If shared chains are missing, another batch makes them first. In all other
+//! cases (the attachment has elements already, a key is taken, or a run of ports is involved) the elements are read
+//! and changed under one generation of the ruleset.
 
 use std::collections::BTreeSet;
 
@@ -25,11 +25,11 @@ use crate::owned_table::unchanged;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, Before, ContainerNetns, Error, Owner};
 
-/// Longest run of ports that is looked up port by port, 12 µs each. The kernel's dump of a map costs the
-/// square of its elements: a second for 50,000.
+/// The longest run of ports that is looked up port by port, at 12 µs each. The time for a dump of a map grows with
+/// the square of the number of elements: it is a second for 50,000.
 const PROBED: usize = 1024;
 
-/// The elements of a kind that an attachment should have.
+/// The elements of one kind that an attachment should have.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// The operation, for errors.
@@ -41,33 +41,33 @@ pub(crate) struct Job {
     comment: String,
     record: Option<Record>,
     plan: Plan,
-    /// The migration state in the owner's entry.
+    /// The migration state that is written to the owner's entry.
     transit: Transit,
     /// The rules of the attachment's own chains.
     own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
 }
 
-/// Elements of other attachments that a plan needs.
+/// What other attachments have of the elements that a plan needs.
 #[derive(Debug, Default)]
 struct OtherOwners {
     dead: BTreeSet<AttachmentHash>,
-    /// Elements of other attachments of the same container, which serve this attachment, too.
+    /// Elements of other attachments of the same container that serve this attachment as well.
     shared: Vec<OwnedElement>,
 }
 
 /// The outcome of a job.
 #[derive(Debug)]
 pub(crate) struct Made {
-    /// What the attachment had of the kind.
+    /// Whether the attachment had elements of the kind before.
     pub(crate) before: Before,
     /// The elements of dead owners that were removed.
     pub(crate) gone: Vec<OwnedElement>,
 }
 
-/// The outcome of the usual case.
+/// The outcome of the attempt to treat a job as the usual case.
 enum FastPath {
     Done,
-    /// Nothing was made: [`Job::careful`] makes it.
+    /// Nothing was made, so [`Job::careful`] has to do the work.
     NotUsual,
 }
 
@@ -88,7 +88,7 @@ impl Job {
         }
     }
 
-    /// Sets the migration state of the owner's entry.
+    /// Sets the migration state that is written to the owner's entry.
     pub(crate) fn in_transit(self, transit: Transit) -> Self {
         Self { transit, ..self }
     }
@@ -119,13 +119,13 @@ impl Job {
         match session.socket.commit(&batch, None) {
             Ok(()) => {}
             Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(FastPath::NotUsual),
-            // The kernel refused the batch, or committed it and its reply was lost.
+            // The kernel refused the batch, or committed it but the reply was lost.
             Err(e) => return Err(self.take_back(session, Error::kernel(&self.operation, e))),
         }
-        // Single ports and runs are in different maps, so that the kernel does not see an overlap. A process
-        // that adds a run reads the single ports and commits under the same generation; one that adds a
-        // single port looks for runs after its commit. One of the two always notices. It is the same with the
-        // garbage collection, which removes the chain of a network without containers.
+        // Single ports and runs are in different maps, so the kernel does not notice an overlap. A process that adds
+        // a run reads the single ports and commits under the same generation, and a process that adds a single port
+        // looks for runs after its commit, so one of the two always notices. The same check covers the garbage
+        // collection, which removes the element of a network without containers.
         let stands = self.overlaps_a_run(session).and_then(|overlaps| Ok(!overlaps && ways.hold(session)?));
         if !stands.map_err(|error| self.take_back(session, error))? {
             super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
@@ -136,14 +136,15 @@ impl Job {
 
     /// Makes the table and the shared chains if they are missing. None if this is not the usual case.
     ///
-    /// Of many ADDs that begin on an empty node, one makes them, and the others find them at their second attempt.
+    /// If many ADDs begin on an empty node, one of them makes these, and the others find them in their second
+    /// attempt.
     fn lay_ground(&self, session: &Session) -> Result<Option<Ways<'_>>, Error> {
         if self.plan.items.iter().any(is_run) {
             return Ok(None);
         }
         for _ in 0..2 {
-            // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
-            // would make another one.
+            // This commit does not depend on a generation, so it must not repair anything: a table can look damaged
+            // while it is being flushed, and a repair would make another one.
             let mut base = match session.state()? {
                 State::Ready => Transaction::new(),
                 State::Missing => addresses::bootstrap()?,
@@ -171,8 +172,8 @@ impl Job {
         Ok(None)
     }
 
-    /// Removes what the failed batch may have made: the attachment had nothing of this kind before. Returns
-    /// the error.
+    /// Removes what the failed batch may have made, because the attachment had nothing of this kind before. Returns
+    /// `error`.
     fn take_back(&self, session: &Session, error: Error) -> Error {
         if let Err(left) = super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind]) {
             log::warn!("{}: undo: {left}", self.operation);
@@ -180,7 +181,7 @@ impl Job {
         error
     }
 
-    /// The changes that the table itself needs.
+    /// The changes that the table itself needs before elements can be added.
     fn base(session: &Session) -> Result<Transaction, Error> {
         Ok(match session.state()? {
             State::Ready => Transaction::new(),
@@ -189,7 +190,7 @@ impl Job {
         })
     }
 
-    /// All elements, some of which depend on what the table has.
+    /// All elements of the attachment, some of which depend on what the table contains.
     fn items(&self, ways: &Ways<'_>) -> Vec<Item> {
         self.plan.items.iter().cloned().chain(ways.own_items()).collect()
     }
@@ -204,9 +205,9 @@ impl Job {
         Ok(false)
     }
 
-    /// Adds the shared chains that are missing. They are committed before anything leads to them: for a moment of a commit
-    /// the rules are in effect and the sets in them are empty (seen on Linux 6.18), so that a packet would not be
-    /// masqueraded.
+    /// Adds the missing shared chains. They are committed before any element leads to them, because for a moment
+    /// during a commit, the rules are in effect while the sets in them are still empty (seen on Linux 6.18), and a
+    /// packet would not be masqueraded.
     fn add_shared_chains(
         &self,
         session: &Session,
@@ -248,10 +249,10 @@ impl Job {
         }
     }
 
-    /// Reads the attachment's elements and those in their way, and commits the difference under the same
+    /// Reads the attachment's elements and those at the keys that it needs, and commits the difference under the same
     /// generation.
     fn careful(&self, session: &Session) -> Result<Made, Error> {
-        // A repair may add the same networks, from an earlier schema, so it is alone.
+        // A repair may add the same elements of networks, from an earlier schema, so it is committed separately.
         session.transact(&self.operation, |_| match session.state()? {
             State::Damaged(repair) => Ok((repair, ())),
             _ => unchanged(()),
@@ -306,8 +307,8 @@ impl Job {
         Ok((batch, Made { before: Before::of(entry.is_some()), gone }))
     }
 
-    /// Replaces the rules of the attachment's own chains, as rules cannot be compared, and deletes the chains
-    /// of a family that needs none.
+    /// Replaces the rules of the attachment's own chains, because rules cannot be compared, and deletes the chains of
+    /// a family that needs none.
     fn own_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
         if self.kind != schema::KIND_PORTS {
             return Ok(());
@@ -333,7 +334,7 @@ impl Job {
         Ok(())
     }
 
-    /// Reads what other attachments have of the things that the plan needs.
+    /// Reads which of the elements that the plan needs belong to other attachments.
     fn others(&self, session: &Session, items: &[Item], ways: &Ways<'_>) -> Result<OtherOwners, Error> {
         let mut others = OtherOwners::default();
         let mut holders = self.holders(session, items)?;
@@ -363,8 +364,8 @@ impl Job {
         Ok(others)
     }
 
-    /// True if an owner is another attachment of the same container. Runtimes that join a container to
-    /// several networks ask for its ports on each, with the same container ID and namespace.
+    /// True if the owner is another attachment of the same container. Runtimes that join a container to several
+    /// networks request its ports on each network, with the same container ID and namespace.
     fn is_sibling(&self, session: &Session, owner: &Owner) -> Result<bool, Error> {
         if self.record.is_none() || !self.owner.may_be_of_one_container(owner) {
             return Ok(false);
@@ -373,7 +374,7 @@ impl Job {
         Ok(entry.is_some_and(|entry| Record::are_same(entry.record.as_ref(), self.record.as_ref())))
     }
 
-    /// Elements of other attachments at the plan's keys, or that overlap with them.
+    /// Elements of other attachments that have one of the plan's keys or overlap with one.
     fn holders(&self, session: &Session, items: &[Item]) -> Result<Vec<OwnedElement>, Error> {
         let mut holders = Vec::new();
         for item in items.iter().filter(|item| !is_run(item)) {
@@ -446,8 +447,8 @@ impl Job {
         self.check_chains(session, &shared)
     }
 
-    /// Compares the chain that an address leads to with the wanted one. Returns the former, which may differ in what is no
-    /// difference.
+    /// Compares the chain to which an address leads with the wanted one. Returns the chain that was found, which may
+    /// differ in ways that do not count as a difference.
     fn check_lead(&self, session: &Session, lead: &Lead) -> Result<SharedChain, Error> {
         let element = || format!("container address {} of {}", lead.address, self.owner);
         let found = network_chains::chain_of(session, lead.map, lead.address)?;
@@ -491,7 +492,7 @@ fn counted<'a>(items: impl IntoIterator<Item = &'a Item>) -> usize {
     items.into_iter().filter(|item| item.map.is_counted()).count()
 }
 
-/// An item's data as an element has it.
+/// The item's data in the form in which elements have it.
 fn datum(item: &Item) -> ElementData {
     match &item.data {
         Datum::Values(values) => ElementData::Values(values.clone()),
@@ -500,8 +501,8 @@ fn datum(item: &Item) -> ElementData {
     }
 }
 
-/// True if an element of another attachment of the container replaces the item: it publishes the same host
-/// ports to the same container ports, on another address of the container.
+/// True if an element of another attachment of the container can take the place of the item: it publishes the same
+/// host ports to the same container ports, on another address of the container.
 fn serves(held: &OwnedElement, item: &Item) -> bool {
     let there = held.map == item.map && held.key == item.key && held.end == item.end;
     there
@@ -514,8 +515,8 @@ fn serves(held: &OwnedElement, item: &Item) -> bool {
         }
 }
 
-/// True if two chains of published addresses differ in the container's other networks alone. Programs in the container
-/// have links, too, whose networks are no difference.
+/// True if two chains of published addresses differ only in the container's other networks. Programs in the container
+/// may have links of their own, whose networks do not count as a difference.
 fn differ_in_networks(one: &SharedChain, other: &SharedChain) -> bool {
     let fixed = |chain: &SharedChain| match chain {
         SharedChain::Hairpin { network, bit, .. } => Some((*network, *bit)),

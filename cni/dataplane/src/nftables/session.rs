@@ -29,17 +29,17 @@ impl Deref for Session {
     }
 }
 
-/// An element of our maps, also one that was made by hand.
+/// An element of one of our maps, possibly made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnedElement {
     pub(crate) map: Map,
     pub(crate) key: Vec<Value>,
-    /// The last key of its interval.
+    /// The last key of the element's interval.
     pub(crate) end: Option<Vec<Value>>,
     pub(crate) data: ElementData,
-    /// The owner that the comment names; none if Slipway did not write the comment.
+    /// The owner that the comment names. None if Slipway did not write the comment.
     pub(crate) owner: Option<Owner>,
-    /// The owner's namespace; in the map of owners only.
+    /// The owner's namespace, which only the map of owners contains.
     pub(crate) record: Option<Record>,
 }
 
@@ -61,12 +61,12 @@ impl OwnedElement {
         self.owner.as_ref().is_some_and(|owner| owner.attachment_hash == hash)
     }
 
-    /// Map and key, as a batch names it.
+    /// The map and key, in the form that a batch needs.
     pub(crate) fn id(&self) -> ElementId {
         element_id(self.map, &self.key, self.end.as_deref())
     }
 
-    /// The address that is its key.
+    /// The address that is the element's key.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         plan::as_address(self.key.first()?)
     }
@@ -101,7 +101,7 @@ impl OwnedElement {
         }
     }
 
-    /// The shared chain that it leads to.
+    /// The shared chain to which the element leads.
     pub(crate) fn shared_chain(&self) -> Option<SharedChain> {
         match &self.data {
             ElementData::Verdict(Verdict::Jump(name) | Verdict::Goto(name)) => SharedChain::from_name(name),
@@ -109,13 +109,13 @@ impl OwnedElement {
         }
     }
 
-    /// The element's name for people.
+    /// Describes the element for people.
     pub(crate) fn describe(&self) -> String {
         describe(self.map, &self.key, self.end.as_deref())
     }
 }
 
-/// An element's name for people: its port or address.
+/// Describes an element for people, by its port or address.
 pub(crate) fn describe(map: Map, key: &[Value], end: Option<&[Value]>) -> String {
     let port = plan::host_ports(map, key, end);
     match (port, key) {
@@ -125,7 +125,7 @@ pub(crate) fn describe(map: Map, key: &[Value], end: Option<&[Value]>) -> String
     }
 }
 
-/// Map and key, as a batch names an element.
+/// The map and key of an element, in the form that a batch needs.
 pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> ElementId {
     let id = ElementId::new(&schema::table(), map.name(), key.to_vec());
     match end {
@@ -134,7 +134,7 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
     }
 }
 
-/// The optional parts of a table with these chains.
+/// The optional parts of a table that has these chains.
 pub(super) fn layout_of(present: &[ChainInfo]) -> Layout {
     let chain = |name: &str| present.iter().find(|chain| chain.name == name);
     let addresses = chain(addresses::name(AddressFamily::V4)).is_some();
@@ -148,12 +148,12 @@ impl Session {
         OwnedTable::open(schema::DEFINITION).map(Self)
     }
 
-    /// The socket alone.
+    /// Returns the socket, without what was read of the table.
     pub(crate) fn into_socket(self) -> Socket {
         self.0.socket
     }
 
-    /// Reads which optional parts the table has.
+    /// Finds out which optional parts the table has.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
         self.chains_named(&schema::OPTIONAL_CHAINS).map(|present| layout_of(&present))
     }
@@ -163,12 +163,12 @@ impl Session {
         found.map_err(|e| Error::kernel(format!("read flowtable {}", flowtable::FLOWTABLE), e))
     }
 
-    /// Lists the chains that the elements of several attachments lead to.
+    /// Lists the chains to which the elements of several attachments lead.
     pub(crate) fn shared_chains(&self) -> Result<Vec<SharedChain>, Error> {
         Ok(self.chains()?.iter().filter_map(|chain| SharedChain::from_name(&chain.name)).collect())
     }
 
-    /// Reads the element at a key, or around it in a map of intervals.
+    /// Reads the element with this key or, in a map of intervals, the element that contains the key.
     pub(crate) fn get(&self, map: Map, key: &[Value]) -> Result<Option<OwnedElement>, Error> {
         let read = self.socket.element(&element_id(map, key, None));
         let info = read.map_err(|e| Error::kernel(format!("read {}", describe(map, key, None)), e))?;
@@ -208,7 +208,7 @@ impl Session {
         Ok(all)
     }
 
-    /// Lists the intervals of a map whose key is a single value; none if the map is missing.
+    /// Lists the intervals of a map whose key is a single value. None if the map is missing.
     pub(crate) fn ranges(&self, map: Map) -> Result<Vec<(Value, Value)>, Error> {
         match self.socket.ranges(&self.table, map.name()) {
             Err(e) if e.is_not_found() => Ok(Vec::new()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Compares the table with the one that this version makes, and builds what repairs or upgrades it.
+//! Compares the table with the one that this version makes, and builds the changes that repair or upgrade it.
 
 use cni_nftables::Transaction;
 
@@ -12,19 +12,20 @@ use crate::Error;
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
 const DORMANT: u32 = 1;
 
-/// The table's state: what a batch has to begin with.
+/// The table's state, which decides how a batch has to begin.
 #[derive(Debug)]
 pub(crate) enum State {
     Ready,
     /// The table is missing: a batch has to begin with the bootstrap.
     Missing,
-    /// Chains are emptied, changed or unhooked, or of an older schema: a batch has to begin with these changes.
+    /// Chains were flushed, changed or unhooked, or belong to an older schema: a batch has to begin with these
+    /// changes.
     Damaged(Transaction),
 }
 
 impl Session {
-    /// Compares the table with the one that this version makes: present, of this schema, hooked, with its
-    /// rules.
+    /// Compares the table with the one that this version makes: whether it exists, has this schema, is hooked and has
+    /// its rules.
     pub(crate) fn state(&self) -> Result<State, Error> {
         let Some(table) = self.info()? else { return Ok(State::Missing) };
         match self.schema()? {
@@ -37,8 +38,8 @@ impl Session {
         if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
     }
 
-    /// Compares the fixed chains: true if one is missing or has lost rules, and the names of those at another
-    /// hook or priority.
+    /// Compares the fixed chains. Returns whether one is missing or has lost rules, and the names of chains that are
+    /// at another hook or priority.
     fn differences(&self) -> Result<(bool, Vec<String>), Error> {
         let present = self.chains_named(&schema::CHAINS)?;
         let fixed = schema::fixed_chains(layout_of(&present));
@@ -49,8 +50,8 @@ impl Session {
             match present.iter().find(|present| present.name == chain.name) {
                 None => damaged = true,
                 Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
-                // The kernel counts rules and references. Elements may refer to a chain that is not a base
-                // chain.
+                // The kernel counts rules and references together. Elements may refer only to chains that are not
+                // base chains.
                 Some(found) if chain.base.is_some() => damaged |= found.uses != expected,
                 Some(found) => damaged |= found.uses < expected,
             }
@@ -64,12 +65,13 @@ impl Session {
         for name in wrong {
             batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
         }
-        // Another process may have deleted the flowtable and left the chain.
+        // Another process may have deleted the flowtable but not the chain.
         if layout.offloading.is_some() && self.flowtable()?.is_none() {
             batch.add_flowtable(flowtable::flowtable(&self.table, &[]));
         }
         batch.append(schema::repair(&shared, layout));
-        // The rules of a dormant table have recorded nothing, and stay as they are.
+        // While the table was dormant, these rules recorded no flows. The repair does not replace them, so the set
+        // would still count as complete if its mark stayed.
         if self.element(&udp_flows::element(0))?.is_some() {
             batch.delete_element(udp_flows::element(0));
         }
@@ -77,8 +79,8 @@ impl Session {
         Ok(batch)
     }
 
-    /// Builds the upgrade from an older schema: replaces the marker and all rules, and keeps
-    /// what attachments have.
+    /// Builds the upgrade from an older schema, which replaces the marker and all rules, and keeps what attachments
+    /// have.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
         // The kernel changes neither hook nor priority of an existing chain.

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Decides whether conntrack can have flows to UDP ports, without a pass through its table.
+//! Decides whether conntrack can contain flows to UDP ports, without a pass through its table.
 //!
-//! Rules of the table record the destination port of each UDP flow at its first packet: see
-//! [`super::schema::udp_flows`]. So conntrack has no flow to a port that is missing in the set, if the set is complete:
+//! Rules of the table record the destination port of each UDP flow when its first packet arrives (see
+//! [`super::schema::udp_flows`]). If this set is complete, conntrack has no flow to a port that is not in it. A set
+//! is made complete in these steps:
 //!
 //! 1. The [first batch](super::schema::udp_flows::begin) empties the set, makes the rules, and marks the set as begun.
-//! 2. Packets that passed the hooks before are waited for. Their flows are in conntrack now.
+//! 2. Packets that passed the hooks earlier are waited for. Their flows are in conntrack by then.
 //! 3. A pass through conntrack lists the ports of all flows.
 //! 4. The [second batch](super::schema::udp_flows::complete) adds them, and marks the set as complete, if the mark is
-//!    still that of step 1. Else another process has begun again, or another program has emptied the set.
+//!    that of step 1. Otherwise, another process has begun again, or another program has emptied the set.
 //!
-//! A process that is killed between these leaves a set that is not complete. The mark holds the handles of the
-//! rules, which the kernel gives only once in a table's life: rules that were flushed and made again are others,
-//! and what began between them is in no set. The mark is in a field that nft neither prints nor restores, so a
-//! table that was saved and loaded again has none. Elements are never deleted one by one: a flow that begins
-//! concurrently would find its port recorded, and then the record gone.
+//! A process that is killed between these steps leaves a set that is not complete. The mark contains the handles of
+//! the rules, which the kernel assigns only once during a table's life. If the rules were flushed and made again,
+//! they have other handles, so it is known that flows which began in between were not recorded. The mark is in a
+//! field that nft neither prints nor restores, so a table that was saved and loaded again has no mark. Elements are
+//! never deleted one by one, because a flow that begins concurrently would find its port recorded just before that
+//! record is deleted.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -31,33 +33,34 @@ use crate::{Error, Protocol};
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
 const DORMANT: u32 = 1;
-/// Most ports that are looked up one by one, at some 10 µs each.
+/// The most ports that are looked up one by one, at some 10 µs each.
 const MANY: usize = 256;
-/// Seconds after which a pass that is made anyway begins the set again, without the ports of ended flows.
+/// After this many seconds, a pass that is made anyway starts the set anew, without the ports of flows that have
+/// ended.
 const OLD: u64 = 3600;
-/// Seconds after which a set that is not complete was left by a killed process.
+/// After this many seconds, a set that is not complete must have been left by a process that was killed.
 const ABANDONED: u64 = 5;
 const VERSION: u8 = 1;
 
-/// The condition for a search through conntrack for the flows of published ports.
+/// When conntrack is searched for the flows of published ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FlowSearch {
-    /// The table has seen a flow to one of the ports.
+    /// Only if the table has seen a flow to one of the ports.
     #[default]
     Seen,
-    /// No condition, because another program adds flows to conntrack.
+    /// Always, because another program adds flows to conntrack.
     Always,
 }
 
-/// The table's knowledge of the flows to some ports.
+/// What the table knows about the flows to some ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlowKnowledge {
     /// There are no flows.
     NoFlows,
     Flows,
-    /// There may be flows, and the set still has the ports of many flows that have ended.
+    /// There may be flows, and the set still contains the ports of many flows that have ended.
     Old,
-    /// There may be flows, as the set is not complete.
+    /// There may be flows, because the set is not complete.
     Incomplete,
 }
 
@@ -67,7 +70,7 @@ struct Mark {
     token: u64,
     /// Seconds since boot.
     since: u64,
-    /// The handles of the rules; none until the set is complete.
+    /// The handles of the rules. Empty until the set is complete.
     rules: Vec<u64>,
 }
 
@@ -98,7 +101,7 @@ impl Mark {
     }
 }
 
-/// The mark in the field of an element, for fuzzing: written again, it has the same bytes.
+/// Decodes a mark, for fuzzing. If the mark is encoded again, the bytes are the same.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn decode_mark(bytes: &[u8]) -> Option<impl std::fmt::Debug> {
     let mark = Mark::decode(bytes)?;
@@ -120,14 +123,13 @@ struct Recording {
     is_lossy: bool,
 }
 
-/// The state of the set, read in the order of the fields.
+/// The state of the set. The fields are in the order in which they are read.
 #[derive(Debug)]
 struct Reading {
     before: Option<Mark>,
-    /// True if one of the ports is in the set.
     is_seen: bool,
     rules: Recording,
-    /// The mark again: while it is the same, the set was not emptied.
+    /// The mark, read once more: if it has not changed, the set was not emptied in between.
     after: Option<Mark>,
 }
 
@@ -181,14 +183,14 @@ fn look(session: &Session, ports: &BTreeSet<u16>) -> Result<FlowKnowledge, Error
     Ok(reading.known(uptime()))
 }
 
-/// The UDP ports to look for, or none if there are no flows at all.
+/// The UDP ports to look for. Empty if there are no flows at all.
 fn ports(targets: &[Target]) -> BTreeSet<u16> {
     let ports =
         conntrack::of(Protocol::Udp, targets).flat_map(|(host, _)| host.ports()).collect::<BTreeSet<_>>();
     if ports.is_empty() || conntrack::flow_count() == Some(0) { BTreeSet::new() } else { ports }
 }
 
-/// Removes UDP flows after a publishing. Where the set is not complete, the pass completes it.
+/// Removes UDP flows after ports were published. If the set is not complete, the pass through conntrack completes it.
 pub(super) fn flush(session: &Session, search: FlowSearch, targets: &[Target]) -> Result<(), Error> {
     let ports = ports(targets);
     if ports.is_empty() {
@@ -196,12 +198,12 @@ pub(super) fn flush(session: &Session, search: FlowSearch, targets: &[Target]) -
     }
     let known = match search {
         FlowSearch::Seen => look(session, &ports),
-        // DEL does not read the settings, and searches conntrack if there is no mark.
+        // A DEL does not read the settings, but searches conntrack if there is no mark.
         FlowSearch::Always => distrust(session).map(|()| FlowKnowledge::Flows),
     };
     let started = match known {
         Ok(FlowKnowledge::NoFlows) => return Ok(()),
-        // Listing many flows would cost much more than to search them for a port.
+        // Listing many flows would cost much more than searching them for one port.
         Ok(FlowKnowledge::Old) if Size::read() == Size::Large => Ok(None),
         Ok(FlowKnowledge::Old | FlowKnowledge::Incomplete) => start(session),
         Ok(FlowKnowledge::Flows) => Ok(None),
@@ -215,7 +217,7 @@ pub(super) fn flush(session: &Session, search: FlowSearch, targets: &[Target]) -
     conntrack::flush(conntrack::of(Protocol::Udp, targets)).map(drop)
 }
 
-/// True if conntrack may have flows of the ports that were withdrawn.
+/// True if conntrack may contain flows to ports that were withdrawn.
 pub(super) fn may_be_there(session: &Session, targets: &[Target]) -> bool {
     let ports = ports(targets);
     if ports.is_empty() {
@@ -230,13 +232,13 @@ struct NewSet {
     rules: Recording,
 }
 
-/// Begins the set, and waits until the flows that it will not see are in conntrack. None if another program
-/// changed the rules at once.
+/// Starts a new set, and waits until the flows that the set will not see are in conntrack. None if another program
+/// changed the rules in the meantime.
 fn start(session: &Session) -> Result<Option<NewSet>, Error> {
     let mark = Mark::new();
     let begun = session.socket.commit(&begin(mark.encode()), None);
     begun.map_err(|e| Error::kernel("begin to record the ports of UDP flows", e))?;
-    // The rules are read before the pass, which finds the flows that began without them.
+    // The rules are read before the pass, which finds the flows that began before the rules existed.
     let rules = read_rules(session)?;
     if rules.handles.len() != RULES {
         return Ok(None);
@@ -245,7 +247,7 @@ fn start(session: &Session) -> Result<Option<NewSet>, Error> {
     Ok(Some(NewSet { mark, rules }))
 }
 
-/// Makes the pass, and completes the set with the ports of the flows that it saw.
+/// Makes the pass through conntrack, and completes the set with the ports of the flows that it finds.
 fn fill(session: &Session, started: &NewSet, targets: &[Target]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     conntrack::flush_udp_and_list(targets, &mut seen)?;
@@ -264,8 +266,8 @@ fn fill(session: &Session, started: &NewSet, targets: &[Target]) -> Result<(), E
     Ok(())
 }
 
-/// Removes the mark, so that each withdrawal searches conntrack, and each publishing until one completes the set
-/// again.
+/// Removes the mark. Every withdrawal then searches conntrack, and so does every call that publishes ports, until one
+/// of them has completed the set again.
 fn distrust(session: &Session) -> Result<(), Error> {
     session.transact("record the ports of UDP flows", |_| {
         let mut batch = cni_nftables::Transaction::new();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Removes what one attachment has, or what every invalid attachment has.
+//! Removes everything that one attachment or every invalid attachment has.
 //!
-//! The kernel deletes by key and does not look at the owner. So the owner is read first, and the deletion is
-//! committed under the generation that was read.
+//! The kernel deletes elements by key, without looking at the owner. So the owner is read first, and the deletion is
+//! committed under the generation in which it was read.
 
 use std::collections::BTreeSet;
 
@@ -17,19 +17,19 @@ use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
 
-/// Most hinted ports that are looked up one by one.
+/// The most hinted ports that are looked up one by one.
 const MANY: usize = 256;
-/// Most changes in one batch of the garbage collection.
+/// The most changes in one batch of the garbage collection.
 const BATCH: usize = 1000;
 
-/// The kinds of entries that a choice includes.
+/// The kinds of entries that this choice includes.
 pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
     let ports = kinds.ports().then_some(schema::KIND_PORTS);
     let masquerade = kinds.masquerade().then_some(schema::KIND_MASQUERADE);
     ports.into_iter().chain(masquerade).collect()
 }
 
-/// Removes what the withdrawal names, and returns it.
+/// Removes what the withdrawal names, and returns what was removed.
 pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<OwnedElement>, Error> {
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
@@ -56,7 +56,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     })
 }
 
-/// Removes all that one attachment has of these kinds, without hints.
+/// Removes everything that one attachment has of these kinds, without hints.
 pub(crate) fn everything_of(
     session: &Session,
     operation: &str,
@@ -75,7 +75,7 @@ pub(crate) fn everything_of(
     })
 }
 
-/// Builds the removal of everything that these attachments have. Returns it with the batch.
+/// Builds the removal of everything that these attachments have. Returns the elements together with the batch.
 pub(crate) fn removal(
     session: &Session,
     hashes: &BTreeSet<AttachmentHash>,
@@ -127,7 +127,7 @@ pub(crate) fn delete_own_chains(
     Ok(())
 }
 
-/// The elements that the hints lead to. The caller checks that these are all.
+/// The elements to which the hints lead. The caller checks whether these are all.
 fn hinted(
     session: &Session,
     hash: AttachmentHash,
@@ -196,7 +196,7 @@ impl HintedElements<'_> {
         Ok(there)
     }
 
-    /// Adds the interval around a key, unless it is known already.
+    /// Adds the interval that contains a key, unless it has been added already.
     fn add_around(&mut self, map: Option<Map>, key: &[cni_nftables::Value], port: u16) -> Result<(), Error> {
         let Some(map) = map else { return Ok(()) };
         let around = |held: &OwnedElement| {
@@ -215,8 +215,8 @@ impl HintedElements<'_> {
     }
 }
 
-/// Removes what belongs to invalid attachments of a network, and unused shared chains. Adds to `gone` what it removed,
-/// also before an error.
+/// Removes what belongs to invalid attachments of a network, and unused shared chains. What was removed is added to
+/// `gone`, even if an error follows.
 pub(crate) fn retain(
     session: &Session,
     (network, valid): (&str, &[Attachment]),
@@ -233,17 +233,17 @@ pub(crate) fn retain(
                 owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
             })
     };
-    // Until nothing is left to remove.
+    // Repeated until nothing is left to remove.
     loop {
         let removed = session.transact(&operation, |_| {
             match session.schema() {
                 Ok(Some(schema::SCHEMA)) => {}
-                // A missing table, or one that was made by hand, has no element of ours.
+                // A table that is missing or that was made by hand contains none of our elements.
                 Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(None),
                 Err(error) => return Err(error),
             }
             let mut held = session.dump(Map::all(), condemned)?;
-            // An attachment's elements are removed together, its entries last.
+            // The elements of an attachment are removed together, and its entries last.
             held.sort_by_key(|held| {
                 (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
             });

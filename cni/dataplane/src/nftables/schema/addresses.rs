@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The sets of the node's own addresses, on a node where others are local, too: see `service_links`.
+//! The sets of the node's own addresses, for nodes where other addresses are local, too (see `service_links`).
 //!
 //! ```text
 //! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than the Services'
@@ -8,16 +8,16 @@
 //!                    ip daddr @addresses4 goto hostports4
 //! ```
 //!
-//! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. A Service's
-//! address that is added later is in no set, and needs no update. An address that the node gets is added by
-//! the next ADD or STATUS.
+//! With these sets, the chains `prerouting` and `output` jump here instead of to `hostports4` and `hostports6`. An
+//! address of a Service that is added later is in no set, so nothing has to be updated. An address that the node gets
+//! later is added by the next ADD or STATUS.
 
 use cni_nftables::{Chain, DataType, Set, Stmt};
 
 use super::base::{self, Fixed};
 use crate::AddressFamily;
 
-/// Name of a family's chain and set. The layout has them if the chain for IPv4 exists.
+/// The name of a family's chain and set. A layout has both families if the chain for IPv4 exists.
 pub(crate) const fn name(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "addresses4",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The table's name, and the statements that its parts share.
+//! The table's name, and statements that several of its parts use.
 
 use cni_nftables::{BaseChain, Chain, Cmp, Family, Field, Operand, Stmt, TableId, Value};
 use ipnet::IpNet;
@@ -10,12 +10,12 @@ use crate::owned_table::Definition;
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
-/// The schema that this version makes. The number only grows, because a node may still have the table of an earlier build.
+/// The schema that this version makes. The number is never reused, because a node may still have the table of an
+/// earlier build.
 pub(crate) const SCHEMA: u32 = 3;
-/// The table.
 pub(crate) const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
-/// The mark's bit for containers whose configuration names none: the reference plugin's.
+/// The bit of the mark for containers whose configuration names none, which is also the reference plugin's.
 pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
 /// Family and name of the table.
 pub(crate) fn table() -> TableId {
@@ -64,7 +64,7 @@ pub(crate) fn loopback(family: AddressFamily) -> Operand {
 
 pub(crate) type Rules = Vec<Vec<Stmt>>;
 
-/// A chain that every table of a layout has, with its rules.
+/// A chain with its rules that every table of a layout contains.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
     pub(crate) chain: Chain,
@@ -81,7 +81,7 @@ impl Fixed {
     }
 }
 
-/// The chain that translates the destination, regardless of the mark.
+/// The chain that translates the destination, without looking at the mark.
 pub(crate) const fn translate_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "translate4",
@@ -89,7 +89,7 @@ pub(crate) const fn translate_chain(family: AddressFamily) -> &'static str {
     }
 }
 
-/// The chain that looks published ports up.
+/// The chain that looks up published ports.
 pub(crate) const fn hostports_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "hostports4",

@@ -9,11 +9,11 @@
 //!                                                  masquerade
 //! ```
 //!
-//! The name has a hash of the networks: a set is made once and never changed, and containers with another
-//! list have another set and chain. So a container keeps the list of its ADD while others are added with a
-//! new one. The set survives a flush of the rules, and with it the list that the chain's name does not contain.
+//! The name contains a hash of the networks. A set is made once and never changed, and containers with another list
+//! use another set and another chain. So a container keeps the list of its ADD while others are added with a new one.
+//! When the rules are flushed, the set stays, and with it the list, which the chain's name does not contain.
 //!
-//! A container without a list has the chain without a hash.
+//! A container without a list uses the chain without a hash.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ use crate::AddressFamily;
 use cni_spec::text::hex;
 
 const PREFIX: &str = "exempt";
-/// Bytes of the hash in a name.
+/// How many bytes of the hash a name contains.
 const HASH: usize = 8;
 
 /// The networks of one family, by their hash.
@@ -37,7 +37,7 @@ pub(crate) struct ExemptId {
 }
 
 impl ExemptId {
-    /// The ID of these networks, in their canonical form.
+    /// The ID of these networks, which must be in canonical form.
     pub(crate) fn of(family: AddressFamily, networks: &[IpNet]) -> Self {
         let mut hasher = Sha256::new();
         for network in networks {
@@ -48,14 +48,14 @@ impl ExemptId {
         Self { family, hash: u64::from_be_bytes(bytes) }
     }
 
-    /// The ID with this hash, as it is in names.
+    /// The ID with this hash, in the form in which names contain it.
     pub(super) fn from_word(family: AddressFamily, word: &str) -> Option<Self> {
         let hash = u64::from_str_radix(word, 16).ok()?;
         let id = Self { family, hash };
         (id.word() == word).then_some(id)
     }
 
-    /// The ID in the name of a set; none for any other set.
+    /// The ID in the name of a set. None for the name of any other set.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         AddressFamily::BOTH.into_iter().find_map(|family| {
             let word = name.strip_prefix(&format!("{PREFIX}{}-", family.version()))?;
@@ -67,7 +67,7 @@ impl ExemptId {
         self.family
     }
 
-    /// The hash as it is in names.
+    /// The hash, in the form in which names contain it.
     pub(super) fn word(self) -> String {
         hex(&self.hash.to_be_bytes())
     }
@@ -76,7 +76,7 @@ impl ExemptId {
         format!("{PREFIX}{}-{}", self.family.version(), self.word())
     }
 
-    /// The set, empty.
+    /// The definition of the set, without elements.
     pub(super) fn set(self) -> Set {
         let key = match self.family {
             AddressFamily::V4 => DataType::Ipv4Addr,
@@ -91,7 +91,7 @@ impl ExemptId {
     }
 }
 
-/// Makes a set that is missing or has other elements.
+/// Makes a set that is missing or whose elements differ.
 pub(crate) fn fill(batch: &mut Transaction, id: ExemptId, networks: &[IpNet]) {
     batch.add_set(id.set()).flush_set(&table(), &id.name());
     for (first, last) in ranges(networks) {
@@ -100,8 +100,8 @@ pub(crate) fn fill(batch: &mut Transaction, id: ExemptId, networks: &[IpNet]) {
     }
 }
 
-/// The first and last addresses of networks in canonical form. Those that touch are one range: in a set, the
-/// end of one range cannot be the beginning of another on every kernel.
+/// The first and last addresses of networks in canonical form. Networks that touch become one range, because not
+/// every kernel allows a set in which the end of one range is the beginning of another.
 fn ranges(networks: &[IpNet]) -> Vec<(IpAddr, IpAddr)> {
     let mut ranges: Vec<(IpAddr, IpAddr)> = Vec::new();
     for network in networks {

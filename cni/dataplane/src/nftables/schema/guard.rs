@@ -11,9 +11,9 @@ fn from_outside() -> Stmt {
     Stmt::ne(Field::Iifname, Value::Ifname("lo".to_owned()))
 }
 
-/// The packets that nobody but the node itself may send: from or to 127/8, on another link than the loopback.
-/// `route_localnet`, which the node's own access to published ports needs, would let them in. Packets with ::1 from
-/// outside are dropped by the kernel itself (`ip6_rcv_core`).
+/// Matches packets that nobody but the node itself may send: those from or to 127/8 on another link than the
+/// loopback. `route_localnet`, which the node needs for its own access to published ports, would let them in. The
+/// kernel itself drops packets with ::1 that come from outside (`ip6_rcv_core`).
 fn private(field: Field) -> Vec<Stmt> {
     vec![base::one_of(field, base::loopback(AddressFamily::V4)), from_outside()]
 }
@@ -22,21 +22,21 @@ fn dropping(field: Field) -> Vec<Stmt> {
     private(field).into_iter().chain([Stmt::Verdict(Verdict::Drop)]).collect()
 }
 
-/// Drops private packets that begin a flow. A chain of type nat sees the first packet of each flow and no other one,
-/// so that packets which are forwarded in a known flow cost nothing here. With the lowest priority that the kernel
-/// permits, this chain comes before those of all engines that could translate the packet.
+/// Drops such packets if they begin a flow. A chain of type nat sees only the first packet of each flow, so packets
+/// that are forwarded in a known flow cost nothing here. The chain has the lowest priority that the kernel permits,
+/// so it comes before the chains of all engines that could translate the packet.
 ///
-/// Later packets cannot join a flow of the loopback from outside either: those that go to the node meet
-/// [`to_the_node`], and the kernel drops packets that come in with a source address of its own, such as 127.0.0.1
-/// (`fib_validate_source`), before it forwards them.
+/// Later packets from outside cannot join a flow of the loopback either. Those to the node reach [`to_the_node`], and
+/// the kernel drops packets that arrive with a source address of its own, such as 127.0.0.1 (`fib_validate_source`),
+/// before it forwards them.
 pub(crate) fn arriving() -> Rules {
     [Field::IpDaddr, Field::IpSaddr].map(dropping).to_vec()
 }
 
-/// Drops private packets on their way to the node's own sockets: those of known flows, and those that conntrack does
-/// not know, which no chain of type nat sees. Packets of translated flows pass: replies whose destination has become
-/// 127.0.0.1 again, and what another engine redirects to the loopback. A reply's source is still the container's here, as
-/// that is translated later at this hook.
+/// Drops such packets on their way to the node's own sockets: those of known flows, and those that conntrack does not
+/// track, which no chain of type nat sees. Packets of translated flows pass, because these are replies whose
+/// destination has been translated back to 127.0.0.1, or packets that another engine redirects to the loopback. The
+/// source of a reply is still the container's address here, because it is translated later at this hook.
 pub(crate) fn to_the_node() -> Rules {
     let mut reply = private(Field::IpDaddr);
     reply.push(Stmt::AnyBit {
@@ -47,10 +47,10 @@ pub(crate) fn to_the_node() -> Rules {
     vec![dropping(Field::IpSaddr), reply, dropping(Field::IpDaddr)]
 }
 
-/// Drops the first packet of a connection that a map of ours has translated to the node's loopback or to a
-/// multicast group. No ADD makes such an element, but an administrator can. The mark's bit and the conntrack
-/// status show that the translation was ours; those of other engines are left alone. A chain of type nat at
-/// the input hook sees only the first packets to the node.
+/// Drops the first packet of a connection that one of our maps has translated to the node's loopback or to a
+/// multicast group. No ADD makes such an element, but an administrator can. The mark's bit and the conntrack status
+/// show that the translation was ours; translations of other engines are left alone. A chain of type nat at the input
+/// hook sees only the first packet of each connection to the node.
 pub(crate) fn translated() -> Rules {
     let rule = |family: AddressFamily| {
         let daddr = base::address_fields(family).1;

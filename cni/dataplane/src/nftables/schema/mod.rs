@@ -19,21 +19,21 @@
 //! map  owners           { attachment's hash . kind : number of elements }
 //! ```
 //!
-//! `hostips` is looked up before `hostports`. `ranges` has runs that keep the port, `conditions` the keys of
-//! containers with a chain of their own.
+//! `hostips` is looked up before `hostports`. `ranges` contains runs that keep the port, and `conditions` the keys of
+//! containers that have a chain of their own.
 //!
-//! Every key of a published port is in one of the first four maps, also those of containers with a chain of
-//! their own: attachments compete for ports there, by exclusive creation.
+//! Every key of a published port is in one of the first four maps, even if the container has a chain of its own,
+//! because attachments compete for ports there by creating elements exclusively.
 //!
-//! A container's address is in `published` or `masqueraded`, where attachments compete for it, and usually nowhere else:
-//! the chain is that of its network. With each new element that leads to a chain, the kernel validates all rules and
-//! elements of the table (`nft_table_validate`), 3 ms with 5,000 containers. Only a container that needs another chain
-//! than its network has an element of its own.
+//! A container's address is in `published` or `masqueraded`, where attachments compete for it, and usually nowhere
+//! else, because its network leads to the chain. For each new element that leads to a chain, the kernel validates all
+//! rules and elements of the table (`nft_table_validate`), which takes 3 ms with 5,000 containers. Only a container
+//! that needs another chain than its network has an element of its own.
 //!
-//! A bit of the packet mark tells postrouting that one of these maps translated the destination, so that packets which
-//! another engine sends to the same container keep their source. The bit is set before the lookup, because a `dnat`
-//! ends the chain, and cleared if nothing was found. Postrouting clears it again, in a chain just before the usual
-//! priority of source NAT, so that no other rules for the same bit see it.
+//! A bit of the packet mark tells postrouting that one of these maps translated the destination, so that packets
+//! which another engine sends to the same container keep their source. The bit is set before the lookup, because
+//! `dnat` ends the chain, and cleared if nothing was found. Postrouting clears it again in a chain just before the
+//! usual priority of source NAT, so that no other rules for the same bit see it.
 
 pub(crate) mod addresses;
 mod base;
@@ -75,36 +75,37 @@ pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String 
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Map {
-    /// Wildcard host address, single ports.
+    /// Single ports on any host address.
     HostPorts(AddressFamily),
-    /// A host address and a single port.
+    /// Single ports on one host address.
     HostIps(AddressFamily),
-    /// Wildcard host address, runs that keep the port.
+    /// Runs that keep the port, on any host address.
     Ranges(AddressFamily),
-    /// A host address and a range of ports that keep their numbers.
+    /// Runs that keep the port, on one host address.
     HostIpRanges(AddressFamily),
-    /// Wildcard host address → the container's own chain.
+    /// Ports on any host address → the container's own chain.
     Conditions(AddressFamily),
-    /// A host address → the container's own chain.
+    /// Ports on one host address → the container's own chain.
     HostIpConditions(AddressFamily),
     /// The container addresses with published ports.
     Published(AddressFamily),
-    /// Container address → which sources to masquerade on the way to it, if its network's chain is not meant.
+    /// Container address → which sources to masquerade on the way to it, if its network does not lead to the right
+    /// chain.
     Hairpin(AddressFamily),
     /// Network → which sources to masquerade on the way to its containers. Belongs to no attachment.
     HairpinNetworks(AddressFamily),
     /// The container addresses whose packets are masqueraded.
     Masqueraded(AddressFamily),
-    /// Container address → how to masquerade what comes from it, if its network's chain is not meant.
+    /// Container address → how to masquerade its packets, if its network does not lead to the right chain.
     Masquerade(AddressFamily),
-    /// Network → how to masquerade what comes from its containers. Belongs to no attachment.
+    /// Network → how to masquerade packets from its containers. Belongs to no attachment.
     MasqueradeNetworks(AddressFamily),
     /// Attachment and kind → number of elements.
     Owners,
 }
 
 impl Map {
-    /// All whose elements belong to attachments.
+    /// All maps and sets whose elements belong to attachments.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let of = |f| {
             [
@@ -123,12 +124,12 @@ impl Map {
         AddressFamily::BOTH.into_iter().flat_map(of).chain([Self::Owners])
     }
 
-    /// The maps with the chains of networks.
+    /// The maps that lead networks to chains.
     pub(crate) fn of_networks() -> impl Iterator<Item = Self> {
         AddressFamily::BOTH.into_iter().flat_map(|f| [Self::HairpinNetworks(f), Self::MasqueradeNetworks(f)])
     }
 
-    /// The map with the chains of networks, for a map with the chains of single addresses.
+    /// The map that leads networks to chains, for a map that leads single addresses there.
     pub(crate) fn networks(self) -> Option<Self> {
         match self {
             Self::Hairpin(f) => Some(Self::HairpinNetworks(f)),
@@ -137,7 +138,7 @@ impl Map {
         }
     }
 
-    /// The set of the addresses that lead to chains, for a map with the chains of single addresses.
+    /// The set of the addresses that lead to chains, for a map that leads single addresses there.
     pub(crate) fn addresses(self) -> Option<Self> {
         match self {
             Self::Hairpin(f) => Some(Self::Published(f)),
@@ -146,7 +147,7 @@ impl Map {
         }
     }
 
-    /// The name in the schemas 1 and 2, for a map with the chains of single addresses.
+    /// The name in schemas 1 and 2 of a map that leads single addresses to chains.
     pub(crate) fn former_name(self) -> Option<&'static str> {
         match self {
             Self::Hairpin(AddressFamily::V4) => Some("hairpin4"),
@@ -157,19 +158,20 @@ impl Map {
         }
     }
 
-    /// False if an element only says more about an address that is in a set, and an owner's entry does not count it.
+    /// False if an element only adds to what a set says about an address, so that the owner's entry does not count
+    /// it.
     pub(crate) fn is_counted(self) -> bool {
         self.addresses().is_none()
     }
 
-    /// The maps of mappings.
+    /// The maps that contain mappings.
     pub(crate) fn with_ports() -> impl Iterator<Item = Self> {
         Self::all().filter(|map| {
             matches!(map, Self::HostPorts(_) | Self::HostIps(_) | Self::Ranges(_) | Self::HostIpRanges(_))
         })
     }
 
-    /// The map for a mapping.
+    /// The map to which a mapping belongs.
     pub(crate) fn for_ports(host: &HostPorts) -> Self {
         let family = host.address.family();
         match (host.address, host.len() > 1) {
@@ -180,7 +182,8 @@ impl Map {
         }
     }
 
-    /// The map whose mappings can overlap with this map's: ranges for single ports, and the other way round.
+    /// The map whose mappings can overlap with those of this map: ranges for single ports, and single ports for
+    /// ranges.
     pub(crate) fn counterpart(self) -> Option<Self> {
         match self {
             Self::HostPorts(f) => Some(Self::Ranges(f)),
@@ -199,7 +202,7 @@ impl Map {
         }
     }
 
-    /// The map's address family; none for the map of owners.
+    /// The map's address family. None for the map of owners.
     pub(crate) fn family(self) -> Option<AddressFamily> {
         match self {
             Self::HostPorts(f) | Self::HostIps(f) | Self::Ranges(f) | Self::HostIpRanges(f) => Some(f),
@@ -329,16 +332,16 @@ const GUARD_TRANSLATED: &str = "guard-translated";
 
 /// The priority of the chains that translate destinations.
 ///
-/// Chains that translate are called in the order of their priorities, and the newest first where
-/// these are equal, until one has translated (`nf_nat_inet_fn`). So a Service of kube-proxy, whose chains
-/// are at -100, takes precedence in any order of registration. It does with the reference's rules, too,
-/// which are behind kube-proxy's in the same chain.
+/// The kernel calls chains that translate in the order of their priorities (the newest first if these are equal)
+/// until one has translated the packet (`nf_nat_inet_fn`). So a Service of kube-proxy, whose chains are at -100,
+/// takes precedence regardless of which chain was registered first. With the reference plugin a Service takes
+/// precedence as well, because the plugin's rules come after those of kube-proxy in the same chain.
 pub(crate) const BEHIND_DSTNAT: i32 = -99;
 
 /// The lowest priority of a chain of type nat: one more than `NF_IP_PRI_CONNTRACK` (`nft_chain_parse_hook`).
 const FIRST_NAT: i32 = -199;
 
-/// The chains of a layout. A chain comes before those that lead to it.
+/// The chains of a layout. Each chain comes before the chains that jump to it.
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
     const RAW: i32 = -300;
@@ -361,7 +364,8 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     }
     chains.push(Fixed::base(PREROUTING, nat(Hook::Prerouting, BEHIND_DSTNAT), local()));
     chains.push(Fixed::base(OUTPUT, nat(Hook::Output, BEHIND_DSTNAT), local()));
-    // A packet to a container may come from another one, so the first lookup returns here.
+    // A packet to a container may also come from a masqueraded container, so the lookup for packets to containers
+    // comes first and returns here.
     let to_containers = AddressFamily::BOTH.map(|f| {
         vec![Stmt::in_set(&[address_fields(f).1], Map::Published(f).name()), Stmt::jump(published_chain(f))]
     });
@@ -389,7 +393,7 @@ fn nfproto(family: AddressFamily) -> Stmt {
     Stmt::eq(Field::NfProto, Value::NfProto(number))
 }
 
-/// Looks up packets that are addressed to the node, and no forwarded ones.
+/// Looks up packets that are addressed to the node, but no forwarded ones.
 fn local_rule(family: AddressFamily, layout: Layout) -> Vec<Stmt> {
     let next = if layout.addresses { addresses::name(family) } else { hostports_chain(family) };
     vec![nfproto(family), Stmt::fib_daddr_local(), Stmt::goto(next)]
@@ -423,9 +427,9 @@ fn translate_wildcard(family: AddressFamily) -> [Vec<Stmt>; 2] {
     ]
 }
 
-/// Looks up single host addresses with a container's own chain, all single host addresses, wildcards with an
-/// own chain, all wildcards. An own chain is entered by `goto`, so that a packet that does not meet its
-/// conditions ends there instead of in the following lookups.
+/// Looks up, in this order, single host addresses with a container's own chain, all single host addresses, wildcards
+/// with an own chain, and all wildcards. An own chain is entered by `goto`, so a packet that does not meet its
+/// conditions ends there instead of continuing with the next lookups.
 fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
     let bits = mark_bits(DEFAULT_MARK_BIT);
     let mut rules = vec![vec![Stmt::vmap(&host_port_fields(family), Map::HostIpConditions(family).name())]];
@@ -437,9 +441,9 @@ fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
     rules
 }
 
-/// The rules of a container's own chain. The default bit may be set already.
+/// The rules of a container's own chain. The default bit of the mark may already be set.
 ///
-/// With `spared`, the node's loopback is left alone, except for these ports.
+/// With `spared`, packets to the node's loopback addresses are left alone, except for those to these ports.
 pub(crate) fn own_chain_rules(
     conditions: &[Stmt],
     spared: Option<&[HostPorts]>,
@@ -483,7 +487,7 @@ fn sets(layout: Layout) -> impl Iterator<Item = Set> {
     Map::all().chain(Map::of_networks()).map(Map::definition).chain(addresses)
 }
 
-/// The whole table in one batch.
+/// Builds the whole table in one batch.
 pub(crate) fn bootstrap(layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
@@ -504,12 +508,12 @@ pub(crate) fn bootstrap(layout: Layout) -> Transaction {
     batch
 }
 
-/// Rebuilds the fixed chains, and these shared ones. The maps keep their elements. The layout's flowtable
+/// Rebuilds the fixed chains and these shared chains. The maps keep their elements. If the layout has a flowtable, it
 /// must exist.
 pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
-    // Clears the flag dormant. If the table was deleted concurrently, this makes a whole one.
+    // Clears the flag dormant. If the table was deleted concurrently, this batch makes a complete one.
     batch.add_table(Table::new(&id));
     batch.add_chain(Chain::new(&id, &marker(SCHEMA)));
     let fixed = fixed_chains(layout);
@@ -533,7 +537,7 @@ pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     batch
 }
 
-/// Makes a shared chain; fails if it exists.
+/// Makes a shared chain. The batch fails if the chain exists.
 pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain, layout: Layout) {
     batch.add_chain(Chain::new(&table(), &chain.name()).exclusive());
     add_rules(batch, &chain.name(), chain.rules(layout));
@@ -545,7 +549,7 @@ pub(crate) fn add_rules(batch: &mut Transaction, chain: &str, rules: Vec<Vec<Stm
     }
 }
 
-/// The least number of rules and references of an undamaged fixed chain.
+/// The number of rules and references that an undamaged fixed chain has at least.
 pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
     let rules = fixed.iter().filter(|f| f.chain.name == name).map(|f| f.rules.len()).sum::<usize>();
     let leads =
@@ -554,7 +558,7 @@ pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
     u32::try_from(rules + refs).unwrap_or(u32::MAX)
 }
 
-/// Replaces the marker of an older schema by ours. The batch fails if that marker is missing.
+/// Replaces the marker of an older schema with ours. The batch fails if that marker is missing.
 pub(crate) fn upgrade(found: u32) -> Transaction {
     let mut batch = Transaction::new();
     if found != SCHEMA {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The chains that the elements of several attachments lead to. A name says all that a chain's rules are made from.
+//! The chains to which the elements of several attachments lead. A chain's name contains everything from which its
+//! rules are made.
 
 use cni_nftables::{Field, Operand, Stmt, Value, Verdict};
 use ipnet::IpNet;
@@ -13,48 +14,49 @@ use super::flowtable;
 use super::layout::Layout;
 use crate::AddressFamily;
 
-/// A regular chain that the elements of several attachments lead to.
+/// A regular chain to which the elements of several attachments lead.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
-    /// Masquerades packets that leave these networks, except to multicast groups.
+    /// Masquerades packets that leave the networks, except for those to multicast groups.
     Masquerade {
-        /// The network, its host bits zero.
+        /// The network, with its host bits zero.
         network: IpNet,
-        /// More networks to which packets keep their source; none if there are no others.
+        /// More networks to which packets keep their source, if there are any.
         exempt: Option<ExemptId>,
     },
     /// Masquerades sources in this network and on the node's loopback, if the mark's bit is set.
     Hairpin {
-        /// The network, its host bits zero.
+        /// The network, with its host bits zero.
         network: IpNet,
-        /// The networks that the container has by its other interfaces: it would reply to sources there past the
-        /// node. In canonical form, see [`other_networks`].
+        /// The networks to which the container is connected by its other interfaces. The container would send replies
+        /// to clients there past the node. In canonical form, see [`other_networks`].
         others: Vec<IpNet>,
         bit: u8,
     },
     /// Masquerades all sources, if the mark's bit is set.
     HairpinAll {
-        /// The family, for the name alone.
+        /// The family, which only the name needs.
         family: AddressFamily,
         bit: u8,
     },
-    /// Masquerades no source, but clears the mark's bit: rules of other engines, such as the reference
-    /// plugin's, may act on it.
+    /// Masquerades no source, but clears the mark's bit, because rules of other engines, such as the reference
+    /// plugin's, may act on that bit.
     HairpinNone {
-        /// The family, for the name alone.
+        /// The family, which only the name needs.
         family: AddressFamily,
         bit: u8,
     },
 }
 
-/// Least bits of a host's part of an address, for networks that have an element in the maps of networks. These should not
-/// grow with the containers.
+/// How many host bits a network must have at least to get an element in the maps of networks. The number of these
+/// elements should not grow with the number of containers.
 const LEAST_HOST_BITS: u8 = 3;
 
-/// Most bytes of a chain's name (`NFT_CHAIN_MAXNAMELEN` in `linux/netfilter/nf_tables.h`, without the NUL).
+/// The longest name of a chain, in bytes (`NFT_CHAIN_MAXNAMELEN` in `linux/netfilter/nf_tables.h`, without the NUL).
 const CHAIN_NAME_MAX: usize = 255;
 
-/// The networks of `elsewhere` from which a container in `network` would not answer through the node, in canonical form.
+/// Those networks of `elsewhere` to which a container in `network` would not reply through the node, in canonical
+/// form.
 pub(crate) fn other_networks(network: &IpNet, elsewhere: &[IpNet]) -> Vec<IpNet> {
     let others = elsewhere.iter().map(IpNet::trunc);
     let others = others.filter(|other| family_of(other) == family_of(network) && !network.contains(other));
@@ -62,8 +64,8 @@ pub(crate) fn other_networks(network: &IpNet, elsewhere: &[IpNet]) -> Vec<IpNet>
 }
 
 impl SharedChain {
-    /// The chain for a container in `network` that has other networks, too. With more of them than a name can hold, it
-    /// masquerades all sources.
+    /// The chain for a container in `network` that has other networks, too. If there are more of them than a name can
+    /// contain, the chain masquerades all sources.
     pub(crate) fn hairpin(network: IpNet, elsewhere: &[IpNet], bit: u8) -> Self {
         let others = other_networks(&network, elsewhere);
         let chain = Self::Hairpin { network: network.trunc(), others, bit };
@@ -73,8 +75,8 @@ impl SharedChain {
         chain
     }
 
-    /// The name says all about the chain, so that it can be made again from the name alone. nft allows no colons in names:
-    /// underscores take their place.
+    /// The name describes the chain completely, so that the chain can be made again from the name alone. nft allows
+    /// no colons in names, so they are replaced with underscores.
     pub(crate) fn name(&self) -> String {
         let word = |network: &IpNet| network.to_string().replace(':', "_");
         match self {
@@ -91,7 +93,7 @@ impl SharedChain {
         }
     }
 
-    /// Reads a name; none if it is that of another chain.
+    /// Parses a name. None if another kind of chain has this name.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         let network = |word: &str| word.replace('_', ":").parse::<IpNet>().ok();
         let chain = if let Some(word) = name.strip_prefix("masquerade-") {
@@ -123,8 +125,9 @@ impl SharedChain {
         (chain.name() == name).then_some(chain)
     }
 
-    /// The network to whose containers the chain may apply without an element for each: it is as the defaults make it,
-    /// and has enough addresses that it does not belong to one container.
+    /// The network to whose containers the chain may apply without an element for each of them: the chain is the one
+    /// that a default configuration makes, and the network has so many addresses that it does not belong to a single
+    /// container.
     pub(crate) fn of_network(&self) -> Option<IpNet> {
         let network = match self {
             Self::Masquerade { network, .. } => *network,
@@ -134,7 +137,7 @@ impl SharedChain {
         (network.max_prefix_len() - network.prefix_len() >= LEAST_HOST_BITS).then_some(network)
     }
 
-    /// The networks that the chain exempts from masquerade, besides its own.
+    /// The networks that the chain exempts from masquerade, apart from its own network.
     pub(crate) fn exempt(&self) -> Option<ExemptId> {
         match self {
             Self::Masquerade { exempt, .. } => *exempt,
@@ -142,7 +145,7 @@ impl SharedChain {
         }
     }
 
-    /// The rules of the chain. Each layout has the same number of them.
+    /// The rules of the chain. Their number is the same in every layout.
     pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
         let masquerade = || Stmt::Masquerade(Default::default());
         match self {
@@ -159,7 +162,7 @@ impl SharedChain {
                 let sources = Operand::OneOf(vec![prefix(network), loopback(family_of(network))]);
                 let mut rules = unless_marked(*bit, layout);
                 rules.push(vec![one_of(saddr, sources), masquerade()]);
-                // Each network has its own rule, because one set would refuse networks that overlap or touch.
+                // Each network has a rule of its own, because a set must not contain networks that overlap or touch.
                 rules.extend(others.iter().map(|other| vec![one_of(saddr, prefix(other)), masquerade()]));
                 rules
             }
@@ -173,7 +176,7 @@ impl SharedChain {
     }
 }
 
-/// Leaves the chain if the bit is not set, else clears it.
+/// Returns from the chain if the bit is not set, and clears it otherwise.
 fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
     let bits = mark_bits(bit);
     let unset = Stmt::Masked {

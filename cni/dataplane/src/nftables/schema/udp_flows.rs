@@ -9,16 +9,16 @@
 //!       th dport 1-65535 update @udp-seen { th dport } accept
 //!       th dport != 0 counter
 //! ```
+//! A chain of type nat sees only the first packet of each flow, so the set costs later packets nothing. The kernel
+//! runs the nat chains of a hook by priority until one has translated the flow (`nf_nat_inet_fn`). These chains have
+//! the lowest priority that the kernel permits, so that they see the flows of other engines, too. The counter counts
+//! flows that could not be recorded.
 //!
-//! A chain of type nat sees the first packet of each flow and no other one, so the set costs later packets
-//! nothing. The kernel runs the nat chains of a hook by priority until one has translated the flow
-//! (`nf_nat_inet_fn`): these have the lowest priority that it permits, so that they see the flows of other
-//! engines, too. The counter counts the flows that could not be recorded.
+//! Element 0 is the [mark](super::super::udp_flows) of a complete set. No packet adds this element, because no port
+//! is 0.
 //!
-//! Element 0 is the [mark](super::super::udp_flows) of a complete set: no packet adds it, as no port is 0.
-//!
-//! The chains and the set are optional and in no layout, because nothing but a search through conntrack depends
-//! on them.
+//! The chains and the set are optional and belong to no layout, because nothing but a search through conntrack
+//! depends on them.
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, DataType, Element, ElementId, Field, Hook, Operand, Policy, Set, Stmt,
@@ -30,16 +30,16 @@ use super::base::{one_of, table};
 
 pub(crate) const SET: &str = "udp-seen";
 pub(crate) const CHAINS: [&str; 2] = ["udp-seen-in", "udp-seen-out"];
-/// The number of their rules.
+/// The number of rules in these chains.
 pub(crate) const RULES: usize = 2 * RULES_OF_CHAIN;
 const RULES_OF_CHAIN: usize = 3;
-/// Type of the mark in the userdata of its element.
+/// The type of the mark in the userdata of its element.
 pub(crate) const TLV_KIND: u8 = 0x5d;
-/// All ports, and the mark.
+/// All ports, plus the mark.
 const SIZE: u32 = 1 << 16;
 const UDP: u8 = 17;
 
-/// The element of a port; that of port 0 has the mark.
+/// The element of a port. The element of port 0 has the mark.
 pub(crate) fn element(port: u16) -> ElementId {
     ElementId::new(&table(), SET, vec![Value::Port(port)])
 }
@@ -59,7 +59,7 @@ fn rules() -> [Vec<Stmt>; RULES_OF_CHAIN] {
     ]
 }
 
-/// Empties the set, makes the rules again, and marks the set with these bytes.
+/// Empties the set, makes the rules again, and puts a mark with these bytes into the set.
 pub(crate) fn begin(bytes: Vec<u8>) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
