@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A netfilter netlink socket, opened by libmnl, which a later channel of the thread may use again.
+//! A netfilter netlink socket, opened by libmnl. A later channel of the same thread may use the socket again.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ impl Drop for Channel {
 }
 
 impl Channel {
-    /// Opens a socket in the thread's network namespace, or takes one that an earlier channel has left.
+    /// Opens a socket in the thread's network namespace, or reuses one that an earlier channel has left.
     pub(crate) fn open() -> Result<Self, Errno> {
         if let Some(socket) = deferred_close::idle() {
             return Ok(Self { socket: Socket::over(socket) });
@@ -40,18 +40,17 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// The next sequence number.
     pub(crate) fn next_sequence(&self) -> u32 {
         self.socket.next_sequence()
     }
 
-    /// Sends a batch, and returns the acknowledgements of its messages.
+    /// Sends a batch and returns the acknowledgements of its messages.
     pub(crate) fn batch(&self, bytes: &[u8]) -> Result<Vec<Ack>, Errno> {
         deferred_close::committed();
         self.socket.batch(bytes).map_err(|error| error.errno())
     }
 
-    /// Sends one request. Calls `each` with the family and the attributes of each message of the reply.
+    /// Sends one request, and calls `each` with the family and the attributes of each message of the reply.
     pub(crate) fn request(
         &self,
         mut message: Message,
@@ -65,7 +64,8 @@ impl Channel {
         end.map_err(|error| error.errno())
     }
 
-    /// Reads a list, without the objects for which `read` returns none, until nothing has changed during the dump.
+    /// Reads a list, and repeats that until nothing has changed during the dump. Objects for which `read` returns
+    /// none are left out.
     pub(crate) fn dump<T>(
         &self,
         mut message: Message,
@@ -78,7 +78,7 @@ impl Channel {
         })
     }
 
-    /// Sends requests without `NLM_F_ACK` in one datagram: the kernel replies to each with one object, or with an
+    /// Sends requests without `NLM_F_ACK` in one datagram. The kernel replies to each with one object or with an
     /// error. Calls `each` with the family and the attributes of each object.
     ///
     /// # Errors

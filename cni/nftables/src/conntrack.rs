@@ -60,7 +60,7 @@ const COUNTED_BYTES: u16 = 2;
 // enum ctattr_filter
 const FILTER_ORIGINAL: u16 = 1;
 const FILTER_REPLY: u16 = 2;
-// Parts of a tuple that a filter compares (net/netfilter/nf_internals.h).
+// The parts of a tuple that a filter compares (net/netfilter/nf_internals.h).
 const BY_SOURCE: u32 = 1 << 0;
 const BY_DESTINATION: u32 = 1 << 1;
 const BY_PROTOCOL: u32 = 1 << 3;
@@ -75,7 +75,7 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 
-/// One direction of a flow. For an ICMP echo, the identifier is the port of the host that requests, and the
+/// One direction of a flow. For an ICMP echo, the port of the host that sends the request is the identifier, and the
 /// other port is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
@@ -83,25 +83,25 @@ pub struct Tuple {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Source port; 0 for protocols without ports.
+    /// Source port, or 0 for protocols without ports.
     pub source_port: u16,
-    /// Destination port; 0 for protocols without ports.
+    /// Destination port, or 0 for protocols without ports.
     pub destination_port: u16,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// The first packet's direction.
+    /// The direction of the first packet.
     pub original: Tuple,
-    /// The reply direction; with address translation it is not the reverse.
+    /// The direction of replies. With address translation, this is not the reverse of `original`.
     pub reply: Tuple,
     /// `IPS_*` bits (`linux/netfilter/nf_conntrack_common.h`).
     pub status: u32,
     pub zone: u16,
-    /// Packets and bytes (from the IP header on) of both directions; none if accounting is off
+    /// Packets and bytes (from the IP header on) of both directions together. None if accounting is off
     /// (`net.netfilter.nf_conntrack_acct`).
     pub counted: Option<(u64, u64)>,
-    /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`), for TCP.
+    /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`). None for other protocols than TCP.
     pub tcp_state: Option<u8>,
 }
 
@@ -110,11 +110,11 @@ impl Flow {
     pub const OFFLOADED: u32 = 1 << 14;
     /// `IPS_SEEN_REPLY`: packets were seen in both directions.
     pub const SEEN_REPLY: u32 = 1 << 1;
-    /// `IPS_ASSURED`: the flow is kept when the table is full; for UDP, more than one request and reply were
+    /// `IPS_ASSURED`: the flow is kept when the table is full. For UDP, more than one request and one reply were
     /// seen.
     pub(crate) const ASSURED: u32 = 1 << 2;
 
-    /// True if its destination was translated (`IPS_DST_NAT`).
+    /// True if the flow's destination was translated (`IPS_DST_NAT`).
     #[must_use]
     pub const fn is_dnat(&self) -> bool {
         self.status & 32 != 0
@@ -130,21 +130,22 @@ const fn number(family: Option<AddressFamily>) -> u8 {
     }
 }
 
-/// Selection of flows. An empty filter selects all flows of the family.
+/// Which flows are selected. An empty filter selects all flows of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// The family; none for both in one pass through the kernel's table, without filtering by the kernel. For tables with
-    /// few flows: a pass takes time for each bucket (262,144 here: several milliseconds).
+    /// The family. None selects both families in one pass through the kernel's table, without filtering by the
+    /// kernel. This is meant for tables with few flows, because a pass takes time for each bucket (several
+    /// milliseconds for 262,144 buckets).
     pub family: Option<AddressFamily>,
     /// IP protocol number.
     pub protocol: Option<u8>,
-    /// Original destinations; empty for any.
+    /// Original destinations, or empty for any.
     pub destinations: Vec<IpAddr>,
     /// Original destination port.
     pub port: Option<u16>,
-    /// Source of the reply direction: the flow's translated destination.
+    /// Source of the reply direction, which is the flow's translated destination.
     pub reply_source: Option<IpAddr>,
-    /// Bits of [`Flow::status`] that must all be set; 0 for any.
+    /// Bits of [`Flow::status`] that must all be set, or 0 for any status.
     pub status: u32,
 }
 
@@ -169,26 +170,26 @@ impl Filter {
             && flow.status & self.status == self.status
     }
 
-    /// The request for a dump, with the conditions that the kernel can apply. Kernels before 5.8 ignore them,
+    /// The request for a dump, with the conditions that the kernel can apply. Kernels before 5.8 ignore conditions,
     /// and none accepts a list of addresses, so the reply is filtered again.
     ///
-    /// IPv6 addresses are never sent: the kernel's comparison is inverted (seen on 6.18) and would leave out
-    /// just the selected flows.
+    /// IPv6 addresses are never sent, because the kernel's comparison is inverted (seen on 6.18) and would leave out
+    /// exactly the selected flows.
     fn request(&self) -> Message {
         let mut message = nfnetlink::request(SUBSYSTEM << 8 | GET, flag::DUMP, number(self.family), 0);
         if self.status != 0 {
-            // Since Linux 5.16; the masked bits must have this value.
+            // The kernel filters by status since Linux 5.16. The bits of the mask must have this value.
             message.be32(STATUS, self.status).be32(STATUS_MASK, self.status);
         }
         if self.family.is_none() {
-            // `ctnetlink_parse_tuple_filter` accepts no tuple of an unspecified family.
+            // `ctnetlink_parse_tuple_filter` accepts no tuple without a family.
             return message;
         }
         let destination = match self.destinations.as_slice() {
             [single @ IpAddr::V4(_)] if self.fits(*single) => Some(*single),
             _ => None,
         };
-        // The kernel compares ports only with the protocol.
+        // The kernel compares ports only together with the protocol.
         let port = self.protocol.and(self.port);
         let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.fits(*source));
         let mut original_flags = 0;
@@ -217,7 +218,7 @@ impl Filter {
         }
         let reply_flags = if reply_source.is_some() { BY_SOURCE } else { 0 };
         if original_flags != 0 || reply_flags != 0 {
-            // Unlike nearly all of netfilter's numbers these are in host byte order.
+            // Unlike nearly all numbers of netfilter, these are in host byte order.
             message.nest(FILTER, |filter| {
                 filter.attr(FILTER_ORIGINAL, &original_flags.to_ne_bytes());
                 filter.attr(FILTER_REPLY, &reply_flags.to_ne_bytes());
@@ -233,7 +234,7 @@ fn put_address(message: &mut Attributes, kind: u16, address: IpAddr) {
     }
 }
 
-/// A socket to conntrack in the network namespace that the thread had when it was opened.
+/// A socket to conntrack. It belongs to the network namespace in which the thread was when the socket was opened.
 #[derive(Debug)]
 pub struct Conntrack {
     channel: Channel,
@@ -252,13 +253,13 @@ impl Conntrack {
         }
     }
 
-    /// Calls `each` for the selected flows. A kernel since 5.8 sends only these. Flows that begin or end
+    /// Calls `each` for the selected flows. Since Linux 5.8, the kernel sends only these. Flows that begin or end
     /// during the dump may be missing or repeated.
     ///
-    /// `each` must not use this socket, which is reading the reply (EDEADLK).
+    /// `each` must not use this socket, from which the reply is being read (EDEADLK).
     ///
-    /// Returns the number of flows in the kernel's reply, which is larger if the kernel could not apply the
-    /// whole filter.
+    /// Returns the number of flows in the kernel's reply, which is larger than the number of calls if the kernel
+    /// could not apply the whole filter.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the kernel has no conntrack netlink; else [`Error::Io`].
@@ -266,15 +267,15 @@ impl Conntrack {
         self.dump(filter, |flow, _| each(flow))
     }
 
-    /// The number of selected flows.
+    /// Counts the selected flows.
     pub fn count(&self, filter: &Filter) -> Result<usize, Error> {
         let mut count = 0;
         self.for_each(filter, |_| count += 1)?;
         Ok(count)
     }
 
-    /// Deletes the selected flows one by one, and returns their number. A flow that ended concurrently is no
-    /// error, nor is an offloaded one that the kernel refuses to delete, as before Linux 6.4.
+    /// Deletes the selected flows one by one, and returns their number. It is not an error if a flow has ended
+    /// concurrently, or if the kernel refuses to delete an offloaded flow, as it does before Linux 6.4.
     pub fn delete(&self, filter: &Filter) -> Result<usize, Error> {
         self.delete_if(filter, |_| true)
     }
@@ -325,8 +326,8 @@ fn unsupported() -> Error {
     Error::Unsupported { feature: "conntrack netlink".to_owned(), op: "list flows".to_owned() }
 }
 
-/// The message that deletes the flow of this reply, by its tuple, zone and id: a new flow with the same tuple
-/// is not deleted.
+/// The message that deletes the flow in this reply, by its tuple, zone and id. The id keeps a new flow with the same
+/// tuple from being deleted.
 fn deletion(family: AddressFamily, body: &[u8]) -> Option<Message> {
     const NESTED: u16 = 0x8000;
     let mut message = nfnetlink::request(SUBSYSTEM << 8 | DELETE, flag::ACK, number(Some(family)), 0);
@@ -392,7 +393,7 @@ fn tuple(body: &[u8]) -> Option<Tuple> {
     })
 }
 
-/// Source and destination port of an echo: see [`Tuple`].
+/// The source and destination port of an echo (see [`Tuple`]).
 fn echo_ports(proto: &[u8], kind: u16, id: u16) -> (u16, u16) {
     match find(proto, kind).and_then(|value| value.first()) {
         Some(&(ECHO | ECHO_V6)) => (id, 0),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Decodes the kernel's expressions into statements, as far as there are statements for them.
+//! Decodes the kernel's expressions into statements, if there are statements for them.
 //!
-//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and this crate
-//! put protocol tests before statements that need them; these become statements of their own. Ports of every
-//! transport protocol become those of `th`.
+//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and this crate insert
+//! tests of the protocol before statements that need them, and these are decoded as separate statements. Ports of
+//! every transport protocol are decoded as ports of `th`.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const DATA: u16 = 2;
 const LTE: u32 = 3;
 const GTE: u32 = 5;
 
-/// The content of a register.
+/// What a register contains.
 #[derive(Debug, Clone)]
 enum Held {
     /// A field of the packet, or its first `len` bytes.
@@ -41,7 +41,7 @@ enum Held {
     Bytes(Vec<u8>),
 }
 
-/// The statements of a rule; none if one of its expressions has no statement.
+/// The statements of a rule. None if there is no statement for one of its expressions.
 pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<Vec<Stmt>> {
     let network = match family {
         Some(Family::Ip) => Some(Value::NFPROTO_IPV4),
@@ -58,18 +58,18 @@ pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<V
 
 #[derive(Default)]
 struct Decoder {
-    /// The network protocol, once known: IPv4 and IPv6 have different fields at the same offsets.
+    /// The network protocol, once it is known. IPv4 and IPv6 have different fields at the same offsets.
     network: Option<u8>,
     registers: BTreeMap<u32, Held>,
     /// The register that was loaded last.
     last: u32,
-    /// True after the first of the two comparisons of a range.
+    /// True after the first of the two comparisons that make up a range.
     has_open_range: bool,
     stmts: Vec<Stmt>,
 }
 
-/// The 32-bit register at which one of the four 128-bit registers begins: the kernel reports the larger one
-/// (`nft_dump_register`).
+/// Converts the number of one of the four 128-bit registers, which the kernel reports where possible
+/// (`nft_dump_register`), to that of its first 32-bit register.
 fn register(number: u32) -> u32 {
     match number {
         1..=4 => 8 + (number - 1) * 4,
@@ -126,8 +126,8 @@ impl Decoder {
         Some(())
     }
 
-    /// The field that is a key by itself; none for the first of a concatenation, whose other fields are in the
-    /// registers behind it.
+    /// The field that alone is a key. None for the first field of a concatenation, whose other fields are in the
+    /// following registers.
     fn only_key(&self, source: u32) -> Option<(Field, usize)> {
         let at = register(source);
         match self.registers.get(&at)? {
@@ -151,7 +151,7 @@ impl Decoder {
     }
 
     fn bitwise(&mut self, body: &[u8]) -> Option<()> {
-        // Operation 0 is mask and xor, all others are shifts.
+        // Operation 0 is a mask with xor. All other operations are shifts.
         if number(body, 6).unwrap_or_default() != 0 {
             return None;
         }
@@ -193,7 +193,7 @@ impl Decoder {
         Some(())
     }
 
-    /// Joins the two comparisons of a range.
+    /// Joins the two comparisons that make up a range.
     fn bound(&mut self, field: Field, op: u32, data: &[u8]) -> Option<()> {
         let value = Value::decode(field.data_type(), data)?;
         match (op, self.stmts.last_mut()) {
@@ -227,7 +227,7 @@ impl Decoder {
         Some(())
     }
 
-    /// Decodes a lookup. An anonymous set has the name that the kernel gave it.
+    /// Decodes a lookup. An anonymous set has the name that the kernel assigned.
     fn lookup(&mut self, body: &[u8]) -> Option<()> {
         let (field, _) = self.only_key(number(body, 2)?)?;
         if find(body, 3).is_some() {
@@ -239,7 +239,8 @@ impl Decoder {
         Some(())
     }
 
-    /// Decodes the update of a set with a key of one field, without a timeout or other statements.
+    /// Decodes the update of a set whose key is one field. Updates with a timeout or other statements are not
+    /// decoded.
     fn update(&mut self, body: &[u8]) -> Option<()> {
         let (field, len) = self.only_key(number(body, 4)?)?;
         let timeout = find(body, 6).and_then(be64).unwrap_or_default();
@@ -281,10 +282,11 @@ impl Decoder {
             None => Some(None),
         };
         let (address, port) = (held(3)??, held(5)?);
-        // Type 1 is destination NAT. nft sets the ends of ranges to the same registers.
+        // Type 1 is destination NAT. For a single value, nft uses the same register for both ends of the range.
         let ranges = (number(body, 4).is_some_and(|end| number(body, 3) != Some(end)))
             || number(body, 6).is_some_and(|end| number(body, 5) != Some(end));
-        // `random`, `fully-random`, `persistent`, `netmap`: all but NF_NAT_RANGE_MAP_IPS and _PROTO_SPECIFIED.
+        // `random`, `fully-random`, `persistent` or `netmap`: any flag except NF_NAT_RANGE_MAP_IPS and
+        // _PROTO_SPECIFIED.
         let has_flags = number(body, 7).unwrap_or_default() & !3 != 0;
         if number(body, 1)? != 1 || ranges || has_flags {
             return None;
@@ -312,7 +314,7 @@ impl Decoder {
 /// `NFT_META_MARK`.
 const META_MARK: u32 = 3;
 
-/// The field that an expression loads, and the register. Only loads from the beginning of a field count.
+/// The field that an expression loads, and the register. Only loads that start at the beginning of a field count.
 fn load(name: &str, body: &[u8], network: Option<u8>) -> Option<(Held, u32)> {
     let at = register(number(body, 1)?);
     let is_of_other_protocol = |field: &Field| match field {
@@ -344,7 +346,7 @@ fn load(name: &str, body: &[u8], network: Option<u8>) -> Option<(Held, u32)> {
     found.map(|(field, len)| (Held::Field { field, len }, at))
 }
 
-/// The operand of a comparison. For a prefix that ends at a byte, nft loads only the prefix of an address.
+/// The operand of a comparison. If a prefix ends at a byte boundary, nft loads only these bytes of the address.
 fn operand(field: Field, len: usize, data: &[u8]) -> Option<Operand> {
     let kind = field.data_type();
     if kind == DataType::Ifname && data.len() < kind.size() {

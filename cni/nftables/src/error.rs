@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Errors of nf_tables and conntrack, and predicates of them.
+//! Errors of nf_tables and conntrack, and functions that classify them.
 
 use nix::errno::Errno;
 
@@ -12,15 +12,12 @@ pub enum Error {
     /// The netlink socket cannot be opened.
     #[error("open a netfilter netlink socket: {errno}")]
     Open {
-        /// The system's error.
         errno: Errno,
     },
     /// Sending or receiving failed, or the kernel refused a request.
     #[error("{operation}: {errno}")]
     Io {
-        /// The operation and its object.
         operation: String,
-        /// The system's error.
         errno: Errno,
     },
     /// The kernel refused one change, and with it the transaction.
@@ -28,12 +25,9 @@ pub enum Error {
     Rejected {
         /// The change in nft's syntax.
         op: String,
-        /// Its index in the transaction.
         index: usize,
-        /// The kernel's error.
         errno: Errno,
-        /// The kernel's message (extended acknowledgement), in parentheses after a space; empty if there is
-        /// none.
+        /// The kernel's message (extended acknowledgement), in parentheses after a space. Empty if there is none.
         hint: String,
     },
     /// The kernel refused the transaction as a whole.
@@ -41,7 +35,6 @@ pub enum Error {
     Commit {
         /// The first change of the transaction.
         what: String,
-        /// The kernel's error.
         errno: Errno,
     },
     /// The kernel lacks a feature.
@@ -61,21 +54,17 @@ pub enum Error {
     /// The kernel's reply cannot be decoded.
     #[error("{operation}: unexpected reply: {reason}")]
     Malformed {
-        /// The request.
         operation: String,
-        /// The defect.
         reason: &'static str,
     },
     /// Other processes changed the ruleset during each attempt to read it.
     #[error("{operation}: the ruleset kept changing while it was read")]
     Unstable {
-        /// The request.
         operation: String,
     },
 }
 
 impl Error {
-    /// The kernel's error, if there is one.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         match self {
@@ -111,15 +100,15 @@ impl Error {
         self.errno() == Some(Errno::ENOENT)
     }
 
-    /// True if the ruleset has another generation than the one given to the commit. Nothing was changed: read
-    /// again and retry.
+    /// True if the ruleset no longer has the generation that was given to the commit. Nothing was changed: read the
+    /// ruleset again and retry.
     #[must_use]
     pub fn is_stale_generation(&self) -> bool {
         matches!(self, Self::Commit { errno: Errno::ERESTART, .. })
     }
 
-    /// True if an object is in use (`EBUSY`), or the ruleset changed too fast to be read: worth another
-    /// attempt.
+    /// True if an object is in use (`EBUSY`), or if the ruleset changed too fast to be read. Another attempt may
+    /// succeed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.errno() == Some(Errno::EBUSY) || matches!(self, Self::Unstable { .. })
@@ -131,7 +120,7 @@ impl Error {
         matches!(self.errno(), Some(Errno::EPERM | Errno::EACCES))
     }
 
-    /// The feature that the kernel lacks.
+    /// The feature that the kernel lacks. None for other errors.
     #[must_use]
     pub fn unsupported(&self) -> Option<&str> {
         match self {

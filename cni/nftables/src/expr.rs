@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Builds libnftnl's expressions from [`Expr`].
+//! Builds libnftnl's expression objects from [`Expr`].
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ const DYNSET_UPDATE: u32 = 1;
 /// `NFT_NAT_DNAT`.
 const NAT_DNAT: u32 = 1;
 
-/// A name as a C string. Names with a NUL were refused earlier.
+/// A name as a C string. Names that contain a NUL were refused earlier.
 fn c(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
@@ -43,7 +43,7 @@ pub(crate) fn verdict_code(verdict: &Verdict) -> (i32, Option<&str>) {
 }
 
 impl Expr {
-    /// The expression as libnftnl's object, by the conventions of `nft`.
+    /// Builds libnftnl's object for the expression, following the conventions of `nft`.
     pub(crate) fn build(&self) -> Expression {
         let mut e = Expression::new(&c(self.name()));
         match self {
@@ -113,7 +113,7 @@ impl Expr {
         e
     }
 
-    /// The expressions with optional attributes.
+    /// Builds the expressions that have optional attributes.
     fn build_rest(&self, e: &mut Expression) {
         match self {
             Self::Lookup { set, id, source, target, invert } => {

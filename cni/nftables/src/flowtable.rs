@@ -9,10 +9,11 @@ use crate::object::TableId;
 pub struct Flowtable {
     pub table: TableId,
     pub name: String,
-    /// The links at whose ingress the flowtable is looked up. A link named must exist; when a link is
-    /// deleted, the kernel removes it.
+    /// The links at whose ingress the flowtable is looked up. Each named link must exist. When a link is deleted, the
+    /// kernel removes it from the flowtable.
     pub devices: Vec<Links>,
-    /// True if packets of its flows are counted in conntrack's accounting, if that is on (Linux 5.7).
+    /// True if the packets of the flowtable's flows are counted in conntrack's accounting, provided that accounting
+    /// is on (Linux 5.7).
     pub counter: bool,
 }
 
@@ -20,7 +21,7 @@ pub struct Flowtable {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Links {
     Named(String),
-    /// All whose names have this prefix, including later ones (Linux 6.17: `NFTA_DEVICE_PREFIX`).
+    /// All links whose names have this prefix, including later ones (Linux 6.17: `NFTA_DEVICE_PREFIX`).
     Beginning(String),
 }
 
@@ -31,7 +32,7 @@ impl Flowtable {
         Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec(), counter: false }
     }
 
-    /// Makes it count packets. False leaves the setting of an existing flowtable.
+    /// Makes the flowtable count packets. False does not change the setting of an existing flowtable.
     #[must_use]
     pub fn counter(mut self, counter: bool) -> Self {
         self.counter = counter;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The decoders of the kernel's messages, for fuzzing: each takes any bytes and returns what it has read. Of a message the
-//! first byte is the family, as in `struct nfgenmsg`; the attributes follow.
+//! The decoders of the kernel's messages, for fuzzing. Each takes arbitrary bytes and returns what it has read. The
+//! first byte of a message is the family, as in `struct nfgenmsg`; the attributes follow.
 
 use std::fmt::Debug;
 
@@ -28,12 +28,12 @@ pub fn rule(bytes: &[u8]) -> impl Debug {
     let (family, body) = split_family(bytes);
     let rule = parse::rule(family, body);
     let statements = rule.iter().flat_map(|rule| &rule.stmts).flatten();
-    // For people: `slipway explain` prints them.
+    // Printed, because `slipway explain` prints statements for people.
     let printed: Vec<String> = statements.map(ToString::to_string).collect();
     (rule, printed)
 }
 
-/// A set and its elements: the first half is the message about the set, the second half the list.
+/// A set and its elements. The first half of the input is the message about the set, the second half the list.
 pub fn elements(bytes: &[u8]) -> impl Debug {
     let (family, rest) = split_family(bytes);
     let (about, list) = match rest.split_first_chunk::<2>() {
@@ -58,7 +58,7 @@ pub fn elements(bytes: &[u8]) -> impl Debug {
     (set, found, ranges)
 }
 
-/// A value of a set's key, of the types that the first four bytes name.
+/// A value of a set's key. The first four bytes name the types.
 pub fn key(bytes: &[u8]) -> Option<impl Debug> {
     let (id, value) = bytes.split_at_checked(4).unwrap_or_default();
     let types = be32(id).and_then(concat_from_id)?;

@@ -12,8 +12,8 @@ use crate::value::{DataType, Value, encode_concat};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     Values(Vec<Vec<u8>>),
-    /// Sorted and disjoint: the first key of each interval, and the first key after it (none for an interval
-    /// without end).
+    /// Sorted and disjoint intervals, each with its first key and the first key after it (none if the interval has no
+    /// end).
     Intervals(Vec<(Vec<u8>, Option<Vec<u8>>)>),
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn interval(data_type: DataType, from: &Value, to: &Value) -> Result<
     if from > to { Err(Invalid::RangeBackwards) } else { Ok((from, to)) }
 }
 
-/// Encodes the elements of an anonymous set: as intervals if any is a prefix or range.
+/// Encodes the elements of an anonymous set. They become intervals if any element is a prefix or range.
 pub(crate) fn content(key: DataType, elements: &[Operand]) -> Result<Content, Invalid> {
     fn single(element: &Operand) -> Option<&Value> {
         match element {
@@ -90,7 +90,7 @@ fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>
     for (from, to) in intervals {
         let end = successor(&to);
         match merged.last_mut() {
-            // Without an end, the interval holds all that follows.
+            // An interval without an end contains everything that follows.
             Some((_, last)) if last.as_ref().is_none_or(|last| from <= *last) => {
                 if last.is_some() && (end.is_none() || end > *last) {
                     *last = end;
@@ -102,8 +102,8 @@ fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>
     merged
 }
 
-/// The first and the last key of each range, from the bounds of a set: its encoded keys, with true for one
-/// that no range begins with. The last range may have no end.
+/// The first and the last key of each range, from the bounds of a set. `bounds` has the encoded keys, with true for a
+/// key with which no range begins. The last range may have no end.
 pub(crate) fn ranges(kind: DataType, bounds: &BTreeMap<Vec<u8>, bool>) -> Vec<(Value, Value)> {
     let mut found = Vec::new();
     let mut next = bounds.keys().skip(1);
@@ -115,7 +115,7 @@ pub(crate) fn ranges(kind: DataType, bounds: &BTreeMap<Vec<u8>, bool>) -> Vec<(V
     found
 }
 
-/// The big-endian number before this one; none before the first.
+/// The preceding big-endian number. None for the first one.
 fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut previous = bytes.to_vec();
     for byte in previous.iter_mut().rev() {
@@ -128,7 +128,7 @@ fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// The next big-endian number; none after the last.
+/// The next big-endian number. None for the last one.
 pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut next = bytes.to_vec();
     for byte in next.iter_mut().rev() {
@@ -160,7 +160,7 @@ mod tests {
             ]),
             [range([10, 0, 0, 0], [10, 255, 255, 255]), range([192, 0, 2, 0], [192, 0, 2, 255])]
         );
-        // The kernel's dump may begin with an end at zero.
+        // The kernel's dump may begin with the end of a range at zero.
         let open = [([0, 0, 0, 0], true), ([10, 0, 0, 0], false), ([10, 0, 1, 0], false)];
         assert_eq!(read(&open), [range([10, 0, 0, 0], [10, 0, 0, 255]), range([10, 0, 1, 0], [255; 4])]);
         assert_eq!(read(&[([0, 0, 0, 0], false)]), [range([0; 4], [255; 4])]);

@@ -26,10 +26,10 @@ pub enum Invalid {
     /// A key or data has more than 64 bytes.
     #[error("a key or data may have at most 64 bytes")]
     ValueTooLong,
-    /// A value has another type than its field.
+    /// A value does not have the type of its field.
     #[error("a value is of another type than its field")]
     WrongType,
-    /// A range of values in host byte order.
+    /// A range consists of values in host byte order, which have no order for the kernel.
     #[error("values of this type have no order")]
     NotOrdered,
     /// A range ends before it begins.
@@ -47,7 +47,7 @@ pub enum Invalid {
     /// An address is of the other family.
     #[error("the address is of the other family")]
     OtherFamily,
-    /// A set has a pattern of interface names.
+    /// A set contains a pattern of interface names.
     #[error("a set cannot contain a pattern")]
     PatternInSet,
     #[error("a set cannot contain a set")]
@@ -55,7 +55,7 @@ pub enum Invalid {
     /// An anonymous set is empty.
     #[error("an anonymous set is empty")]
     EmptySet,
-    /// A concatenation is compared with something else than a named set.
+    /// A concatenation is compared with something other than a named set.
     #[error("a concatenation can only be looked up in a named set")]
     UnnamedConcatenation,
     /// A lookup has no field.
@@ -64,7 +64,7 @@ pub enum Invalid {
     /// A mask is compared as a whole.
     #[error("a mask is not compared as a whole: test its bits")]
     MaskCompared,
-    /// A key exceeds the registers.
+    /// A key does not fit into the registers.
     #[error("the key is too long")]
     KeyTooLong,
     /// A rule has more than 128 expressions.

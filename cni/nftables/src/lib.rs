@@ -3,14 +3,14 @@
 //! nf_tables and conntrack over netlink.
 //!
 //! - [`Transaction`] is a list of changes ([`Op`]) as a plain value. It prints as nft commands.
-//! - [`Socket`] commits transactions atomically, if asked only for a given generation of the ruleset, and
-//!   reads the ruleset.
-//! - [`Stmt`] is a statement of a rule, after nft's syntax; [`Value`] is a value that rules compare.
+//! - [`Socket`] commits transactions atomically and reads the ruleset. If asked to, it commits only if the
+//!   ruleset still has a given generation.
+//! - [`Stmt`] is a statement of a rule, modelled on nft's syntax. [`Value`] is a value with which rules compare.
 //! - [`notify`] reports the commits of all processes.
 //! - [`conntrack`] lists, deletes and inserts flows.
 //!
-//! libnftnl builds the messages, through the `nftnl` crate or, for objects that this crate lacks, directly;
-//! libmnl opens the sockets. `cni-netlink` sends requests and collects replies, which are decoded here.
+//! libnftnl builds the messages, either through the `nftnl` crate or, for objects that the crate lacks, directly.
+//! libmnl opens the sockets. `cni-netlink` sends requests and collects the replies, which are decoded here.
 
 mod channel;
 pub mod conntrack;

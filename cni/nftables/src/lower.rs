@@ -2,8 +2,8 @@
 
 //! Lowers statements to the kernel's expressions, which load bytes into registers.
 //!
-//! Expressions are plain values here; [`crate::expr`] builds libnftnl's objects from them. Numbers are those
-//! of `linux/netfilter/nf_tables.h`.
+//! Expressions are plain values here, from which [`crate::expr`] builds libnftnl's objects. All numbers are from
+//! `linux/netfilter/nf_tables.h`.
 
 use cni_kernel::AddressFamily;
 
@@ -69,7 +69,7 @@ pub(crate) enum Expr {
 }
 
 impl Expr {
-    /// The kernel's name of the expression.
+    /// The kernel's name for the expression.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::MetaLoad { .. } | Self::MetaSet { .. } => "meta",
@@ -91,7 +91,7 @@ impl Expr {
     }
 }
 
-/// A set that exists as long as its rule.
+/// A set that exists as long as its rule does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AnonymousSet {
     pub(crate) key: DataType,
@@ -106,7 +106,7 @@ pub(crate) struct Lowered {
     pub(crate) sets: Vec<AnonymousSet>,
 }
 
-/// Lowers the statements of one rule. `next_set_id` is the last set id used in the batch.
+/// Lowers the statements of one rule. `next_set_id` is the last set ID that was used in the batch.
 pub(crate) fn lower(family: Family, stmts: &[Stmt], next_set_id: &mut u32) -> Result<Lowered, Invalid> {
     let mut lowering = Lowering {
         family,
@@ -321,8 +321,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Loads the ends of a range of ports. The registers are 16 bytes apart, as nft's are: older kernels
-    /// require that (`nft_masq_init`).
+    /// Loads both ends of a range of ports. The registers are 16 bytes apart, like those of nft, because older
+    /// kernels require that (`nft_masq_init`).
     fn load_ports(&mut self, first: u16, last: u16) -> Result<[u32; 2], Invalid> {
         if first > last {
             return Err(Invalid::PortsBackwards);
@@ -340,8 +340,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Loads fields as a concatenation. The protocols that they need are matched first, as that uses a
-    /// register, too.
+    /// Loads fields as a concatenation. The protocols that the fields need are matched first, because that also uses
+    /// a register.
     fn load_all(&mut self, fields: &[Field]) -> Result<(), Invalid> {
         if fields.is_empty() {
             return Err(Invalid::NoField);
@@ -363,7 +363,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Matches the protocols of a field, unless the rule has already.
+    /// Matches the protocols that a field requires, unless the rule has already done so.
     fn require(&mut self, field: Field) -> Result<(), Invalid> {
         match field {
             Field::IpSaddr | Field::IpDaddr | Field::IpTtl | Field::IpLength => {
@@ -426,7 +426,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Stores a protocol that the rule itself matches.
+    /// Remembers a protocol that the rule itself matches.
     fn learn(&mut self, field: Field, cmp: Cmp, value: &Value) {
         match (field, cmp, value) {
             (Field::NfProto, Cmp::Eq, Value::NfProto(family)) => self.network = Some(*family),
@@ -437,8 +437,8 @@ impl Lowering<'_> {
 }
 
 impl Field {
-    /// The fields that rules can be decoded to, one for each location: the ports of every transport protocol
-    /// are where those of `th` are.
+    /// The fields to which rules can be decoded, one for each location. The ports of every transport protocol are at
+    /// the location of those of `th`.
     pub(crate) const READABLE: [Self; 21] = [
         Self::NfProto,
         Self::L4Proto,
@@ -486,7 +486,7 @@ impl Field {
             Self::Ip6Saddr => payload(NETWORK_HEADER, 8, 16),
             Self::Ip6Daddr => payload(NETWORK_HEADER, 24, 16),
             Self::IcmpType | Self::Icmpv6Type => payload(TRANSPORT_HEADER, 0, 1),
-            // TCP, UDP and SCTP begin with the ports.
+            // TCP, UDP and SCTP headers begin with the ports.
             Self::ThSport | Self::TcpSport | Self::UdpSport | Self::SctpSport => {
                 payload(TRANSPORT_HEADER, 0, 2)
             }
@@ -502,7 +502,7 @@ impl Field {
     }
 }
 
-/// The name for which the kernel numbers an anonymous set.
+/// The pattern from which the kernel makes the name of an anonymous set, by inserting a number.
 pub(crate) const ANONYMOUS_NAME: &str = "__set%d";
 
 const fn cmp_op(cmp: Cmp) -> u32 {

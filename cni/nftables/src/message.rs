@@ -30,7 +30,7 @@ use crate::value::{DataType, concat_id, concat_len, encode_concat};
 const MAX_NAME: usize = 256;
 /// `NFT_DATA_VALUE_MAXLEN`: bytes of a key or of data.
 const MAX_VALUE: usize = 64;
-/// Elements of an anonymous set in one message: far less than the 64 KB of an attribute.
+/// How many elements of an anonymous set one message contains: far less than the 64 KB of an attribute.
 const ELEMENTS_PER_MESSAGE: usize = 500;
 
 // enum nf_tables_msg_types
@@ -73,7 +73,7 @@ enum Body {
     Set(raw::Set),
     Elements(raw::Set),
     Flowtable(raw::Flowtable),
-    /// Encoded attributes, where the older versions of libnftnl that must be supported lack the attribute.
+    /// Encoded attributes, used where older versions of libnftnl that must be supported lack an attribute.
     Attributes(Vec<u8>),
 }
 
@@ -88,8 +88,9 @@ pub(crate) struct Message {
 
 /// Encodes changes as messages.
 ///
-/// Each change is one message, so that an error belongs to one change. The kernel would accept many elements
-/// in a message; one each costs a microsecond. Only an anonymous set has messages besides that of its rule.
+/// Each change is one message, so that an error can be attributed to one change. The kernel would accept many
+/// elements in one message, but a message per element costs only a microsecond. Only an anonymous set has messages
+/// besides that of its rule.
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     next_set_id: u32,
@@ -131,12 +132,12 @@ impl Encoder {
         })
     }
 
-    /// Lowers a rule, with set ids that are unique in this batch.
+    /// Lowers a rule. The set IDs are unique in this batch.
     pub(crate) fn lower(&mut self, rule: &Rule) -> Result<Lowered, Invalid> {
         crate::lower::lower(rule.table.family, &rule.stmts, &mut self.next_set_id)
     }
 
-    /// A rule of the given expressions, with which to test whether the kernel has them.
+    /// A rule that contains only these expressions, to test whether the kernel has them.
     pub(crate) fn bare_rule(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<Message, Invalid> {
         Ok(Message::append_rule(table, rule_of(table, chain, exprs)?))
     }
@@ -273,7 +274,7 @@ impl Scratch {
         Self { words: vec![0; nft_nlmsg_maxsize() as usize / 4 + 1] }
     }
 
-    /// The last message written, padded for the alignment of the next.
+    /// The last message that was written, padded to the alignment of the next one.
     fn message(&self) -> &[u8] {
         let len = self.words.first().copied().unwrap_or_default() as usize;
         let words = self.words.get(..len.div_ceil(4)).unwrap_or_default();
@@ -395,7 +396,7 @@ fn add_flowtable(flowtable: &Flowtable) -> Result<Message, Invalid> {
 
 fn add_table(table: &Table) -> Result<Message, Invalid> {
     let mut raw = raw_table(&table.id)?;
-    // As nft does: this activates a dormant table.
+    // Sent like nft does, because this activates a dormant table.
     raw.u32(sys::NFTNL_TABLE_FLAGS, if table.owned { TABLE_OWNER } else { 0 });
     if let Some(comment) = &table.comment {
         let data = udata::encode(Some(comment), None)?;
@@ -422,15 +423,15 @@ fn add_chain(chain: &Chain) -> Result<Message, Invalid> {
 fn raw_element(id: &ElementId) -> Result<raw::SetElement, Invalid> {
     let mut raw = raw::SetElement::new();
     raw.data(sys::NFTNL_SET_ELEM_KEY, &value(&id.key)?);
-    // A range of single values is two elements instead: see `range_end`.
+    // A range of single values is stored as two elements instead, see `range_end`.
     if let (Some(end), [_, _, ..]) = (&id.key_end, id.key.as_slice()) {
         raw.data(sys::NFTNL_SET_ELEM_KEY_END, &value(end)?);
     }
     Ok(raw)
 }
 
-/// The end of a range in a set whose key is a single value: the kernel stores a range as its first key and,
-/// with a flag, the first key after it.
+/// The end of a range in a set whose key is a single value. The kernel stores such a range as its first key and, with
+/// a flag, the first key after the range.
 fn range_end(id: &ElementId) -> Result<Option<raw::SetElement>, Invalid> {
     let (Some(end), [_]) = (&id.key_end, id.key.as_slice()) else {
         return Ok(None);

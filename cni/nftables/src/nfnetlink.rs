@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The header with which all messages of netfilter begin: `struct nfgenmsg` (`linux/netfilter/nfnetlink.h`).
+//! The header at the beginning of all messages of netfilter: `struct nfgenmsg` (`linux/netfilter/nfnetlink.h`).
 
 use cni_netlink::Message;
 use cni_netlink::message::HEADER_LEN;
 
 /// Length of `struct nfgenmsg`.
 const NFGENMSG: usize = 4;
-/// Netlink header and `struct nfgenmsg`.
+/// The length of the netlink header and `struct nfgenmsg`.
 pub(crate) const BODY: usize = HEADER_LEN + NFGENMSG;
 
-/// Begins a request. The upper byte of `kind` is the subsystem; `family` is `nfgen_family`, `resource` is `res_id`.
+/// Begins a request. The upper byte of `kind` is the subsystem. `family` is `nfgen_family`, and `resource` is
+/// `res_id`.
 pub(crate) fn request(kind: u16, flags: u16, family: u8, resource: u16) -> Message {
     let mut message = Message::new(kind, flags);
     message.raw(&[family, 0]).raw(&resource.to_be_bytes());

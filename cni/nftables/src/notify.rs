@@ -2,9 +2,9 @@
 
 //! Notifications of nf_tables: the tables that each commit touched, and the process that made it.
 //!
-//! The kernel sends a message for each changed object, and at the end of the commit one with the new
-//! generation (`nf_tables_commit`). In all of them the first attribute is the table's name; nothing else of
-//! an object is decoded, so that a commit of thousands of elements costs little.
+//! The kernel sends a message for each changed object and, at the end of the commit, one with the new generation
+//! (`nf_tables_commit`). In all of them, the first attribute is the table's name. Nothing else of an object is
+//! decoded, so even a commit of thousands of elements costs little.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -17,12 +17,12 @@ use crate::object::{Family, TableId};
 use crate::subscription::{Incoming, Subscription};
 use crate::uapi;
 
-/// The change of a table in one commit.
+/// What one commit changed in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableChange {
-    /// Elements were added, nothing else.
+    /// Only elements were added.
     ElementsAdded,
-    /// Elements were deleted, and maybe added.
+    /// Elements were deleted, and perhaps also added.
     ElementsDeleted,
     /// The table is new, or its chains, rules, sets, objects or flowtables changed.
     Contents,
@@ -30,11 +30,11 @@ pub enum TableChange {
 }
 
 impl TableChange {
-    /// The effect of both, in this order.
+    /// The combined effect of both changes, in this order.
     fn then(self, next: Self) -> Self {
         match (self, next) {
             (_, Self::Deleted) => Self::Deleted,
-            // The commit created it again.
+            // The commit created the table again.
             (Self::Deleted, _) => Self::Contents,
             _ => self.max(next),
         }
@@ -44,20 +44,20 @@ impl TableChange {
 /// The process that made a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its thread's number in the initial PID namespace (`NFTA_GEN_PROC_PID`).
+    /// The number of the process's thread in the initial PID namespace (`NFTA_GEN_PROC_PID`).
     pub pid: u32,
-    /// Its thread's name, of at most 15 bytes (`NFTA_GEN_PROC_NAME`).
+    /// The thread's name, of at most 15 bytes (`NFTA_GEN_PROC_NAME`).
     pub name: String,
 }
 
 /// A commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
-    /// The ruleset's generation after it, as of [`Socket::generation`](crate::Socket::generation).
+    /// The ruleset's generation after the commit, as returned by [`Socket::generation`](crate::Socket::generation).
     pub number: u32,
-    /// The process that made it; none before Linux 4.14.
+    /// The process that made the commit. None before Linux 4.14.
     pub process: Option<Process>,
-    /// The tables that it touched.
+    /// The tables that the commit changed.
     pub tables: BTreeMap<TableId, TableChange>,
 }
 
@@ -66,9 +66,9 @@ pub struct Generation {
 pub enum Notification {
     /// A commit.
     Generation(Generation),
-    /// Changes were not reported, as the reader was too slow for the socket's buffer, or a commit touched
-    /// more than 1,024 tables. Read the ruleset again; later notifications are of later commits, and the
-    /// first may lack tables.
+    /// Changes were not reported, because the reader was too slow for the socket's buffer or a commit changed more
+    /// than 1,024 tables. Read the ruleset again. Later notifications are about later commits, and the first one may
+    /// lack tables.
     Lost,
 }
 
@@ -80,11 +80,11 @@ const NEW_ELEMENT: u16 = 12;
 const DELETE_ELEMENT: u16 = 14;
 const NEW_GENERATION: u16 = 15;
 const DELETE_TABLE: u16 = 2;
-/// As the previous one, but deleting a missing table is not an error (since Linux 6.3).
+/// Like the previous one, but deleting a missing table is not an error (since Linux 6.3).
 const DESTROY_TABLE: u16 = 26;
 const DESTROY_ELEMENT: u16 = 30;
 const TRACE: u16 = 17;
-/// `NFT_MSG_DESTROYFLOWTABLE`. Types after it may have another first attribute.
+/// `NFT_MSG_DESTROYFLOWTABLE`. In messages of later types, the first attribute may be something else.
 const LAST: u16 = 32;
 
 // enum nft_gen_attributes
@@ -92,13 +92,13 @@ const GENERATION_ID: u16 = 1;
 const GENERATION_PROCESS: u16 = 2;
 const GENERATION_NAME: u16 = 3;
 
-/// The number of tables that one commit may touch.
+/// How many tables of one commit are recorded.
 const MOST_TABLES: usize = 1024;
 
-/// A socket that receives the commits of all processes in one network namespace, also those of this one.
+/// A socket that receives the commits of all processes in one network namespace, including those of this process.
 ///
-/// Subscribe first and then read the ruleset: no change is missed that way. The memory is bounded: a buffer
-/// for one datagram and the tables of one commit here, the socket's buffer in the kernel.
+/// Subscribe first, and then read the ruleset, so that no change is missed. Memory use is bounded: in this process, a
+/// buffer for one datagram and the tables of one commit; in the kernel, the socket's buffer.
 #[derive(Debug)]
 pub struct Notifications {
     subscription: Subscription,
@@ -109,13 +109,13 @@ pub struct Notifications {
 #[derive(Debug, Default)]
 struct Commit {
     tables: BTreeMap<TableId, TableChange>,
-    /// Family, name and change of the last message: most messages are as the one before.
+    /// Family, name and change of the last message, because most messages are like the previous one.
     last: Option<(u8, Vec<u8>, TableChange)>,
     overflowed: bool,
 }
 
 impl Commit {
-    /// Takes one message: the notification that it completes, if it does.
+    /// Processes one message. Returns the notification that the message completes, if any.
     fn message(&mut self, kind: u16, family: u8, body: &[u8]) -> Option<Notification> {
         let change = match kind {
             NEW_GENERATION => return Some(std::mem::take(self).complete(body)),
@@ -172,7 +172,7 @@ impl Notifications {
         self.subscription.set_receive_buffer(bytes)
     }
 
-    /// The next commit; none if there is none now. Does not block.
+    /// Returns the next commit, or none if there is none yet. Does not block.
     pub fn read(&mut self) -> Result<Option<Notification>, Error> {
         loop {
             match self.subscription.read()? {
@@ -191,7 +191,7 @@ impl Notifications {
         }
     }
 
-    /// The next commit, waited for for at most `timeout`.
+    /// Returns the next commit, waiting for it for at most `timeout`.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Notification>, Error> {
         let end = Instant::now() + timeout;
         loop {
@@ -205,8 +205,8 @@ impl Notifications {
     }
 }
 
-/// Waits as every socket does. After an overflow the socket has an error (`POLLERR`), which
-/// [`Notifications::read`] takes.
+/// Lets callers wait for commits like on any socket. After an overflow, the socket has an error (`POLLERR`), which
+/// [`Notifications::read`] clears.
 impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.subscription.as_fd()
@@ -219,7 +219,7 @@ impl AsRawFd for Notifications {
     }
 }
 
-/// The notifications that messages complete, for fuzzing: each with its type and its family.
+/// The notifications that these messages complete, for fuzzing. Each message has its type and its family.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn read<'a>(messages: impl IntoIterator<Item = (u16, u8, &'a [u8])>) -> Vec<Notification> {
     let mut commit = Commit::default();

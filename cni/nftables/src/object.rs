@@ -18,7 +18,7 @@ pub enum Family {
     /// IPv6.
     Ip6,
     Arp,
-    /// Ingress or egress of one device.
+    /// Packets at the ingress or egress of one device.
     Netdev,
     /// Frames that a bridge forwards.
     Bridge,
@@ -65,7 +65,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Identity of a table.
+/// Identifies a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId {
     pub family: Family,
@@ -73,7 +73,6 @@ pub struct TableId {
 }
 
 impl TableId {
-    /// The identity of a table.
     #[must_use]
     pub fn new(family: Family, name: &str) -> Self {
         Self { family, name: name.to_owned() }
@@ -86,12 +85,12 @@ impl fmt::Display for TableId {
     }
 }
 
-/// The effect of an existing object with the same name or key.
+/// What happens if an object with the same name or key exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Create {
-    /// An error (`NLM_F_EXCL`; `create` in nft's syntax).
+    /// The change fails (`NLM_F_EXCL`; `create` in nft's syntax).
     Exclusive,
-    /// None: the existing object stays, with its comment (`add` in nft's syntax).
+    /// The existing object stays as it is, with its comment (`add` in nft's syntax).
     OrKeep,
 }
 
@@ -111,21 +110,21 @@ pub struct Table {
     pub id: TableId,
     /// A comment of at most 128 bytes. The kernel stores it since Linux 5.10.
     pub comment: Option<String>,
-    /// True if only the socket that adds it may change it, and the kernel deletes it when that is closed
-    /// (`NFT_TABLE_F_OWNER`, Linux 5.12).
+    /// True if only the socket that adds the table may change it, and the kernel deletes the table when that socket
+    /// is closed (`NFT_TABLE_F_OWNER`, Linux 5.12).
     pub owned: bool,
-    /// The effect of an existing one.
+    /// What happens if the table exists.
     pub create: Create,
 }
 
 impl Table {
-    /// A table that may exist already.
+    /// A table that may already exist.
     #[must_use]
     pub fn new(id: &TableId) -> Self {
         Self { id: id.clone(), comment: None, owned: false, create: Create::OrKeep }
     }
 
-    /// Makes it end with the socket that adds it.
+    /// Makes the table end with the socket that adds it.
     #[must_use]
     pub const fn owned(mut self) -> Self {
         self.owned = true;
@@ -139,7 +138,7 @@ impl Table {
         self
     }
 
-    /// Makes an existing table an error.
+    /// Makes it an error if the table exists.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
@@ -152,9 +151,9 @@ impl Table {
 pub enum ChainKind {
     /// `type filter`.
     Filter,
-    /// `type nat`: for the first packet of each flow.
+    /// `type nat`, which sees only the first packet of each flow.
     Nat,
-    /// `type route`: a changed mark reroutes locally generated packets.
+    /// `type route`, which routes locally generated packets again if their mark has changed.
     Route,
 }
 
@@ -182,7 +181,7 @@ pub enum Hook {
     Forward,
     /// Locally generated packets.
     Output,
-    /// Packets about to leave.
+    /// Packets that are about to leave.
     Postrouting,
 }
 
@@ -199,7 +198,7 @@ impl Hook {
         }
     }
 
-    /// The hook with this number; none for those that only ARP and netdev tables have.
+    /// The hook with this number. None for hooks that only ARP and netdev tables have.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting]
@@ -220,7 +219,7 @@ impl Hook {
     }
 }
 
-/// The verdict at the end of a base chain.
+/// The verdict for packets that reach the end of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// The packet continues with the next chain of the hook.
@@ -240,13 +239,12 @@ impl Policy {
     }
 }
 
-/// Attachment of a base chain to a hook.
+/// How a base chain is attached to a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// Type.
     pub kind: ChainKind,
     pub hook: Hook,
-    /// Priority among the hook's chains; lower is earlier (`enum nf_ip_hook_priorities` in
+    /// The chain's priority at the hook. Lower numbers come first (`enum nf_ip_hook_priorities` in
     /// `linux/netfilter_ipv4.h`: raw −300, dstnat −100, filter 0, srcnat 100).
     pub priority: i32,
     pub policy: Policy,
@@ -257,16 +255,16 @@ pub struct BaseChain {
 pub struct Chain {
     pub table: TableId,
     pub name: String,
-    /// Attachment to a hook; none for a chain to which rules and maps lead.
+    /// How the chain is attached to a hook. None for a chain that rules and maps lead to.
     pub base: Option<BaseChain>,
     /// A comment of at most 128 bytes. The kernel stores it since Linux 5.10.
     pub comment: Option<String>,
-    /// The effect of an existing one.
+    /// What happens if the chain exists.
     pub create: Create,
 }
 
 impl Chain {
-    /// A chain without a hook, which may exist.
+    /// A chain without a hook, which may already exist.
     #[must_use]
     pub fn new(table: &TableId, name: &str) -> Self {
         Self {
@@ -292,7 +290,7 @@ impl Chain {
         self
     }
 
-    /// Makes an existing chain an error.
+    /// Makes it an error if the chain exists.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
@@ -326,23 +324,23 @@ impl Rule {
     }
 }
 
-/// Data of a set's elements.
+/// What data the elements of a set have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MapData {
-    /// None: a plain set.
+    /// No data, as in a plain set.
     None,
     Verdict,
     /// A value, or a concatenation of values.
     Values(Vec<DataType>),
 }
 
-/// Kind of a set's keys.
+/// What kind of keys a set has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keys {
     /// Single keys, in a hash table.
     Exact,
-    /// Ranges of keys (`flags interval`). For concatenated keys the kernel uses pipapo, which is copied on
-    /// each commit.
+    /// Ranges of keys (`flags interval`). For concatenated keys, the kernel uses pipapo, which copies the set on each
+    /// commit.
     Intervals,
 }
 
@@ -351,26 +349,24 @@ pub enum Keys {
 pub struct Set {
     pub table: TableId,
     pub name: String,
-    /// Types of the key; more than one are a concatenation.
+    /// Types of the key. Several types form a concatenation.
     pub key: Vec<DataType>,
-    /// Data of the elements.
     pub data: MapData,
-    /// Single keys or ranges.
     pub keys: Keys,
     /// Maximum number of elements; none for no limit.
     pub size: Option<u32>,
-    /// True if rules add elements, with [`Stmt::Update`] (`flags dynamic`).
+    /// True if rules add elements to the set, with [`Stmt::Update`] (`flags dynamic`).
     pub is_updated: bool,
-    /// True if its elements may have a time limit (`flags timeout`).
+    /// True if elements of the set may have a time limit (`flags timeout`).
     pub timeouts: bool,
     /// A comment of at most 128 bytes.
     pub comment: Option<String>,
-    /// The effect of an existing one.
+    /// What happens if the set exists.
     pub create: Create,
 }
 
 impl Set {
-    /// A plain set with exact keys, which may exist.
+    /// A plain set with exact keys, which may already exist.
     #[must_use]
     pub fn new(table: &TableId, name: &str, key: &[DataType]) -> Self {
         Self {
@@ -387,14 +383,14 @@ impl Set {
         }
     }
 
-    /// Makes it a map to values of these types.
+    /// Makes the set a map to values of these types.
     #[must_use]
     pub fn data(mut self, types: &[DataType]) -> Self {
         self.data = MapData::Values(types.to_vec());
         self
     }
 
-    /// Makes it a verdict map.
+    /// Makes the set a verdict map.
     #[must_use]
     pub fn verdicts(mut self) -> Self {
         self.data = MapData::Verdict;
@@ -408,14 +404,14 @@ impl Set {
         self
     }
 
-    /// Lets rules add elements. Such a set needs a size.
+    /// Lets rules add elements to the set, which must then have a size.
     #[must_use]
     pub const fn updated(mut self) -> Self {
         self.is_updated = true;
         self
     }
 
-    /// Lets its elements have a time limit.
+    /// Lets elements of the set have a time limit.
     #[must_use]
     pub const fn timeouts(mut self) -> Self {
         self.timeouts = true;
@@ -435,7 +431,7 @@ impl Set {
         self
     }
 
-    /// Makes an existing set an error.
+    /// Makes it an error if the set exists.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
@@ -460,19 +456,19 @@ pub enum ElementData {
     Values(Vec<Value>),
 }
 
-/// An entry of an element's userdata that is neither the comment nor nft's.
+/// An entry of an element's userdata that is neither the comment nor used by nft.
 ///
-/// The kernel stores it; `nft` neither prints nor restores it. All entries and the comment must fit into 256
-/// bytes (`NFT_USERDATA_MAXLEN`), each with two more bytes for type and length.
+/// The kernel stores it, but `nft` neither prints nor restores it. All entries and the comment together must fit into
+/// 256 bytes (`NFT_USERDATA_MAXLEN`), including two bytes per entry for type and length.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tlv {
-    /// Type; for elements `nft` itself uses 0 (comment) and 1 (flags).
+    /// The type. For elements, `nft` itself uses 0 (comment) and 1 (flags).
     pub kind: u8,
     /// At most 255 bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Identity of an element.
+/// Identifies an element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ElementId {
     pub table: TableId,
@@ -490,8 +486,8 @@ impl ElementId {
         Self { table: table.clone(), set: set.to_owned(), key, key_end: None }
     }
 
-    /// Makes the key a range up to `key_end`, inclusive, part by part. A set with [`Keys::Intervals`] needs
-    /// it for single keys, too: then both are the same.
+    /// Makes the key the range up to `key_end`, inclusive, in each part of the key. A set with [`Keys::Intervals`]
+    /// needs this even for single keys, with both ends being the same.
     #[must_use]
     pub fn to(mut self, key_end: Vec<Value>) -> Self {
         self.key_end = Some(key_end);
@@ -499,19 +495,18 @@ impl ElementId {
     }
 }
 
-/// An element to add. By default an existing one is an error.
+/// An element to add. By default, it is an error if the element exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
-    /// Set and key.
     pub id: ElementId,
     pub data: ElementData,
     /// A comment of at most 128 bytes.
     pub comment: Option<String>,
     /// The owner's entry in the userdata.
     pub tlv: Option<Tlv>,
-    /// The time after which the kernel deletes it, in a set with [`Set::timeouts`].
+    /// The time after which the kernel deletes the element, in a set with [`Set::timeouts`].
     pub timeout: Option<Duration>,
-    /// The effect of an existing one.
+    /// What happens if the element exists.
     pub create: Create,
 }
 
@@ -557,14 +552,14 @@ impl Element {
         self
     }
 
-    /// Has the kernel delete it after a time.
+    /// Makes the kernel delete the element after a time.
     #[must_use]
     pub const fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
         self
     }
 
-    /// Keeps an existing element, with its comment.
+    /// Keeps an existing element with its comment.
     #[must_use]
     pub const fn or_keep(mut self) -> Self {
         self.create = Create::OrKeep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! libmnl's netfilter netlink socket, with a safe way to its descriptor.
+//! libmnl's netfilter netlink socket, with a safe way to borrow its descriptor.
 #![allow(unsafe_code, reason = "libmnl's socket has no safe way to its descriptor")]
 
 use std::io;

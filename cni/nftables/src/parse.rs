@@ -100,7 +100,7 @@ pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
     })
 }
 
-/// The packets of the first counter of a rule.
+/// The number of packets that the first counter of a rule has counted.
 fn packets(expressions: &[u8]) -> Option<u64> {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
@@ -110,7 +110,7 @@ fn packets(expressions: &[u8]) -> Option<u64> {
     find(find(counter, DATA)?, COUNTER_PACKETS).and_then(be64)
 }
 
-/// The chain to which the last verdict of a rule jumps or goes.
+/// The chain of the last `jump` or `goto` verdict of a rule.
 fn target(expressions: &[u8]) -> Option<String> {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
@@ -126,7 +126,7 @@ fn target(expressions: &[u8]) -> Option<String> {
     }
 }
 
-/// The last map of a rule: a lookup (`enum nft_lookup_attributes`) with a register for the data.
+/// The last map that a rule looks up: a lookup (`enum nft_lookup_attributes`) with a register for the data.
 fn map(expressions: &[u8]) -> Option<String> {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
@@ -174,7 +174,7 @@ pub(crate) const fn is_anonymous(set: &SetInfo) -> bool {
     set.flags & uapi::SET_ANONYMOUS != 0
 }
 
-/// Calls `each` for the elements of a message, except those whose types [`crate::DataType`] lacks.
+/// Calls `each` for the elements of a message, except for those whose types [`crate::DataType`] lacks.
 pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementInfo)) {
     let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
     for (_, item) in attributes(list) {
@@ -184,8 +184,8 @@ pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementI
     }
 }
 
-/// Calls `each` for the bounds in a message of a set of ranges whose key is a single value: the encoded key,
-/// and true for the first key after a range.
+/// Calls `each` for the bounds in a message about a set of ranges whose key is a single value. A bound is an encoded
+/// key, with true for the first key after a range.
 pub(crate) fn bounds(body: &[u8], mut each: impl FnMut(Vec<u8>, bool)) {
     let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
     for (_, item) in attributes(list) {

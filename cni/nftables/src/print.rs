@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Formats objects as commands of nft's syntax.
+//! Formats objects as commands in nft's syntax.
 
 use std::fmt;
 

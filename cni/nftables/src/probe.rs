@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What a rule of any program does to the first packet of a connection, as far as the packet is known.
+//! Determines what a rule of any program does to the first packet of a connection, as far as the packet is known.
 //!
-//! The kernel's expressions are carried out on registers of which each byte is known or not. A rule with an expression
-//! that is unknown here, or that asks for an unknown byte, may apply or not. Numbers are those of
-//! `linux/netfilter/nf_tables.h` and of the matches and targets of iptables (`linux/netfilter/xt_*.h`).
+//! The kernel's expressions are evaluated on registers in which each byte is known or unknown. A rule may or may not
+//! apply if it contains an expression that is not supported here, or needs an unknown byte. All numbers are from
+//! `linux/netfilter/nf_tables.h` and from the matches and targets of iptables (`linux/netfilter/xt_*.h`).
 
 mod extension;
 
@@ -24,9 +24,9 @@ use crate::uapi;
 use crate::value::{decode_concat, encode_concat, join};
 pub use extension::Extension;
 
-/// Bytes of all registers (`NFT_REG32_COUNT` of four bytes).
+/// The size of all registers in bytes (`NFT_REG32_COUNT` registers of four bytes).
 const REGISTERS: usize = 80;
-/// `RTN_LOCAL`, in the order of the machine.
+/// `RTN_LOCAL` in the machine's byte order.
 const LOCAL: [u8; 4] = 2u32.to_ne_bytes();
 
 /// The first packet of a connection to an address of the node.
@@ -35,18 +35,18 @@ pub struct Probe {
     pub family: AddressFamily,
     /// The number of its transport protocol.
     pub protocol: u8,
-    /// Its destination; none for any address of the node.
+    /// The destination, or none for any address of the node.
     pub to: Option<IpAddr>,
     pub port: u16,
     pub from: Option<IpAddr>,
-    /// The name of the link that it arrives on.
+    /// The name of the link on which the packet arrives.
     pub link: Option<String>,
 }
 
-/// A rule's effect on a packet.
+/// What a rule does to a packet, and whether that is certain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effect {
-    /// False if it depends on what is unknown.
+    /// False if the effect depends on something unknown.
     pub is_certain: bool,
     pub action: Action,
 }
@@ -57,17 +57,17 @@ pub enum Action {
     /// Nothing that ends the chain.
     Continue,
     Verdict(Verdict),
-    /// Translates the destination; none for what is unknown or stays.
+    /// Translates the destination. Address and port are none if they are unknown or stay the same.
     Translate(Option<IpAddr>, Option<u16>),
     /// Translates the destination to an address of the node (`redirect`).
     Redirect(Option<u16>),
 }
 
-/// The sets of a ruleset and the addresses of a node, for rules that ask for them.
+/// Access to the sets of a ruleset and the addresses of a node, for rules that look them up.
 pub trait Surroundings {
-    /// The data of an element: empty in a set, none without the element. An error if it is unknown.
+    /// The data of an element: empty in a set, or none if the element does not exist. Fails if that is unknown.
     fn element(&self, set: &str, key: &dyn Fn(usize) -> Option<Vec<u8>>) -> Result<Option<Data>, Unknown>;
-    /// True if it is an address of the node.
+    /// True for an address of the node.
     fn is_local(&self, address: IpAddr) -> bool;
 }
 
@@ -78,11 +78,11 @@ pub enum Data {
     Verdict(Verdict),
 }
 
-/// It is not known.
+/// The answer is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unknown;
 
-/// The effect of a rule with these expressions; none if it does not apply to the packet.
+/// The effect of a rule with these expressions. None if the rule does not apply to the packet.
 #[must_use]
 pub fn effect(expressions: &[u8], probe: &Probe, surroundings: &dyn Surroundings) -> Option<Effect> {
     let mut machine = Machine {
@@ -113,10 +113,10 @@ pub struct EncodedRule {
 }
 
 impl Socket {
-    /// The rules of one chain for [`effect`]; empty if there is no such chain.
+    /// The rules of one chain, for [`effect`]. Empty if there is no such chain.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::Unstable`] if the ruleset changes all the time.
+    /// [`Error::Io`], or [`Error::Unstable`] if the ruleset keeps changing.
     pub fn encoded_rules(&self, table: &TableId, chain: &str) -> Result<Vec<EncodedRule>, Error> {
         const HANDLE: u16 = 3;
         self.each_rule(table, chain, |body| {
@@ -127,11 +127,10 @@ impl Socket {
         })
     }
 
-    /// The element with a key as registers hold it: the key in nft's words, and the data. An error if the set has types
-    /// without values here.
+    /// Reads the element whose key has these bytes in registers. Returns the key in nft's syntax, and the data.
     ///
     /// # Errors
-    /// [`Unknown`], also if the set cannot be read.
+    /// [`Unknown`] if the set has types that this crate does not support, or cannot be read.
     pub fn element_by_bytes(
         &self,
         table: &TableId,
@@ -153,7 +152,7 @@ impl Socket {
     }
 }
 
-/// The answer to the question if a rule, or one of its conditions, applies to a packet.
+/// Whether a rule, or one of its conditions, applies to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applies {
     Yes,
@@ -174,7 +173,7 @@ struct Machine<'a> {
     probe: &'a Probe,
     surroundings: &'a dyn Surroundings,
     registers: [Option<u8>; REGISTERS],
-    /// The place of a whole destination address that is unknown.
+    /// Where in the registers an unknown destination address is, as a whole.
     destination: Option<usize>,
     is_certain: bool,
     action: Action,
@@ -188,7 +187,7 @@ fn bytes(body: &[u8], kind: u16) -> Option<&[u8]> {
     find(find(body, kind)?, uapi::DATA_VALUE)
 }
 
-/// The first byte of a register: four of 16 bytes, or those of 4 bytes in the same place.
+/// The offset of a register's first byte. There are four registers of 16 bytes, which overlap with those of 4 bytes.
 fn place(register: u32) -> usize {
     let word = match register {
         1..=4 => (register - 1) * 4,
@@ -228,7 +227,7 @@ impl Machine<'_> {
         applies
     }
 
-    /// After an unknown expression no register is known.
+    /// After an expression that is not supported, the content of all registers is unknown.
     fn forget(&mut self) {
         self.registers = [None; REGISTERS];
         self.destination = None;
@@ -238,7 +237,7 @@ impl Machine<'_> {
         if self.destination.is_some_and(|held| held < at + values.len() && at < held + 16) {
             self.destination = None;
         }
-        // The kernel fills the last four bytes up with zeros.
+        // The kernel pads the last four bytes with zeros.
         let padding = std::iter::repeat_n(&Some(0), values.len().next_multiple_of(4) - values.len());
         for (register, value) in self.registers.iter_mut().skip(at).zip(values.iter().chain(padding)) {
             *register = *value;
@@ -255,7 +254,8 @@ impl Machine<'_> {
     }
 
     fn load(&mut self, name: &str, body: &[u8]) -> Applies {
-        // A destination register is the first attribute of each; `meta` without it sets.
+        // In each of these expressions, the destination register is the first attribute. Without it, `meta` sets a
+        // value.
         let Some(register) = number(body, 1) else { return Applies::Yes };
         let at = place(register);
         match name {
@@ -363,7 +363,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Bytes that are known may decide although others are not.
+    /// The known bytes may decide even if others are unknown.
     fn compare_unknown(&self, at: usize, op: u32, data: &[u8]) -> Applies {
         let held = self.registers.iter().skip(at).zip(data);
         let differs = held.clone().any(|(held, data)| held.is_some_and(|held| held != *data));
@@ -446,12 +446,12 @@ impl Machine<'_> {
     }
 
     fn nat(&mut self, body: &[u8]) -> Applies {
-        // Type 1 is destination NAT; another one ends the chain, too.
+        // Type 1 is destination NAT. Any other type ends the chain as well.
         if number(body, 1) != Some(1) {
             self.action = Action::Verdict(Verdict::Accept);
             return Applies::Yes;
         }
-        // The kernel passes packets of the other family by.
+        // The kernel does not apply the rule to packets of the other family.
         let is_of_family = match number(body, 2) {
             Some(2) => self.probe.family == AddressFamily::V4,
             Some(10) => self.probe.family == AddressFamily::V6,
@@ -472,7 +472,7 @@ impl Machine<'_> {
         Extension { name: &name, revision: 0, data: find(body, 3).unwrap_or_default() }.applies(self.probe)
     }
 
-    /// Targets of iptables that translate; others do nothing that ends the chain.
+    /// Evaluates targets of iptables that translate. Other targets do nothing that ends the chain.
     fn xt_target(&mut self, body: &[u8]) -> Applies {
         let name = find(body, 1).map(text).unwrap_or_default();
         let revision = number(body, 2).unwrap_or_default();

@@ -2,8 +2,8 @@
 
 //! Owned libnftnl objects.
 //!
-//! The `nftnl` crate's objects lack userdata, maps and element data, and hide their pointers; these accept
-//! every attribute of libnftnl. Setters copy their values, so nothing here borrows.
+//! The `nftnl` crate's objects lack userdata, maps and element data, and hide their pointers. These objects accept
+//! every attribute of libnftnl. Setters copy their values, so nothing here borrows anything.
 #![allow(unsafe_code, reason = "every function of libnftnl is a foreign function")]
 
 use std::ffi::{CStr, c_void};
@@ -11,19 +11,19 @@ use std::ptr::NonNull;
 
 use nftnl::nftnl_sys as sys;
 
-/// An attribute number as libnftnl's setters take it: 16 bits for numbers from 0 to a few dozen.
+/// An attribute number in the type of libnftnl's setters: 16 bits, although numbers only go up to a few dozen.
 #[allow(clippy::cast_possible_truncation, reason = "the largest attribute number is 18")]
 pub(crate) const fn attr(number: u32) -> u16 {
     number as u16
 }
 
-/// Checks an allocation. Without memory for some hundred bytes, neither continuing nor reporting is possible:
-/// the process aborts, as libstd does.
+/// Checks an allocation. If there is no memory for some hundred bytes, neither continuing nor reporting is possible,
+/// so the process aborts, like libstd does.
 fn allocated<T>(object: *mut T) -> NonNull<T> {
     NonNull::new(object).unwrap_or_else(|| std::process::abort())
 }
 
-/// A length as libnftnl takes it. No caller has data beyond the 64 KB of a netlink attribute.
+/// A length in libnftnl's type. No caller has more data than the 64 KB of a netlink attribute.
 fn length(data: &[u8]) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }
@@ -108,7 +108,7 @@ impl Rule {
         self
     }
 
-    /// Appends an expression; the rule becomes its owner.
+    /// Appends an expression, which then belongs to the rule.
     pub(crate) fn push(&mut self, expr: NonNull<sys::nftnl_expr>) -> &mut Self {
         // SAFETY: both are alive; the caller has given up the expression.
         unsafe { sys::nftnl_rule_add_expr(self.0.as_ptr(), expr.as_ptr()) };
@@ -123,7 +123,7 @@ object! {
 setters!(Set: nftnl_set_set_u32, nftnl_set_set_str, nftnl_set_set_data);
 
 impl Set {
-    /// Appends an element; the set becomes its owner.
+    /// Appends an element, which then belongs to the set.
     pub(crate) fn push(&mut self, element: SetElement) -> &mut Self {
         // SAFETY: both are alive; the element is forgotten, so only the set frees it.
         unsafe { sys::nftnl_set_elem_add(self.0.as_ptr(), element.0.as_ptr()) };
@@ -160,13 +160,13 @@ impl Flowtable {
     }
 }
 
-/// An expression without an owner.
+/// An expression that belongs to no rule yet.
 #[derive(Debug)]
 pub(crate) struct Expression(NonNull<sys::nftnl_expr>);
 setters!(Expression: nftnl_expr_set_u32, nftnl_expr_set_str, nftnl_expr_set);
 
 impl Expression {
-    /// An expression of the kernel's name; libnftnl knows all names of [`crate::lower::Expr`].
+    /// An expression with this name in the kernel. libnftnl knows all names of [`crate::lower::Expr`].
     pub(crate) fn new(name: &CStr) -> Self {
         // SAFETY: the name ends with a NUL.
         Self(allocated(unsafe { sys::nftnl_expr_alloc(name.as_ptr()) }))
@@ -178,7 +178,7 @@ impl Expression {
         self
     }
 
-    /// Hands it over to an owner.
+    /// Hands the expression over to an owner.
     pub(crate) fn into_raw(self) -> NonNull<sys::nftnl_expr> {
         let raw = self.0;
         std::mem::forget(self);

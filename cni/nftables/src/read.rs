@@ -12,9 +12,9 @@ pub struct TableInfo {
     /// Family and name.
     pub id: TableId,
     pub handle: u64,
-    /// Number of chains, sets and objects in it.
+    /// Number of chains, sets and objects in the table.
     pub uses: u32,
-    /// `NFT_TABLE_F_*`: 1 is dormant, in which no chain of a table is active.
+    /// `NFT_TABLE_F_*`. The flag 1 means dormant: none of the table's chains is active.
     pub flags: u32,
     pub comment: Option<String>,
 }
@@ -24,10 +24,10 @@ pub struct ChainInfo {
     pub table: TableId,
     pub name: String,
     pub handle: u64,
-    /// Attachment to a hook; none for other chains, and for hooks and kinds unknown to [`BaseChain`].
+    /// How the chain is attached to a hook. None for other chains, and for hooks and types that [`BaseChain`] lacks.
     pub base: Option<BaseChain>,
-    /// Number of its rules plus number of rules and map elements that lead to it. Nothing leads to a base
-    /// chain, so for such this is the number of rules.
+    /// The number of the chain's rules, plus the number of rules and map elements that lead to the chain. Nothing
+    /// leads to a base chain, so for a base chain this is the number of rules.
     pub uses: u32,
     pub comment: Option<String>,
 }
@@ -38,9 +38,9 @@ pub struct SetInfo {
     pub table: TableId,
     pub name: String,
     pub handle: u64,
-    /// Types of the key; none if [`DataType`] lacks one.
+    /// Types of the key. None if [`DataType`] lacks one of them.
     pub key: Option<Vec<DataType>>,
-    /// Data of the elements; none if [`DataType`] lacks a type.
+    /// Data of the elements. None if [`DataType`] lacks a type.
     pub data: Option<MapData>,
     /// Single keys or ranges.
     pub keys: Keys,
@@ -48,7 +48,7 @@ pub struct SetInfo {
     pub size: Option<u32>,
     /// Length of the key in bytes.
     pub key_len: u32,
-    /// Length of the data in bytes; 0 for a plain set.
+    /// Length of the data in bytes, or 0 for a plain set.
     pub data_len: u32,
     /// `NFT_SET_*`.
     pub flags: u32,
@@ -59,11 +59,11 @@ pub struct FlowtableInfo {
     pub table: TableId,
     pub name: String,
     pub handle: u64,
-    /// Number of rules that use it.
+    /// Number of rules that use the flowtable.
     pub uses: u32,
-    /// The links to which it is attached.
+    /// The links to which the flowtable is attached.
     pub devices: Vec<Links>,
-    /// True if it counts.
+    /// True if the flowtable counts packets.
     pub counter: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct ElementInfo {
     pub key_end: Option<Vec<Value>>,
     pub data: ElementData,
     pub comment: Option<String>,
-    /// The owner's entries in the userdata: all but the comment and nft's flags.
+    /// The owner's entries in the userdata: all entries except for the comment and nft's flags.
     pub tlvs: Vec<Tlv>,
 }
 
@@ -93,13 +93,13 @@ pub struct RuleInfo {
     /// Handle, unique in the table.
     pub handle: u64,
     pub comment: Option<String>,
-    /// The chain to which its last verdict jumps or goes.
+    /// The chain of the rule's last `jump` or `goto` verdict.
     pub target: Option<String>,
-    /// The map in which it looks a verdict or an address up; the last one if there are more.
+    /// The map in which the rule looks up a verdict or an address; the last one if there are several.
     pub map: Option<String>,
-    /// Statements; none if an expression has no statement in this crate. Ports are those of `th`; an
-    /// anonymous set has the name that the kernel gave it.
+    /// The statements. None if this crate has no statement for one of the expressions. Ports are those of `th`, and
+    /// an anonymous set has the name that the kernel assigned.
     pub stmts: Option<Vec<Stmt>>,
-    /// Packets that its first counter has counted; none without a counter.
+    /// Packets that the rule's first counter has counted. None if the rule has no counter.
     pub packets: Option<u64>,
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The socket to nf_tables: commits. The ruleset is read in [`query`], and in [`encoded`] as the kernel has it.
+//! The socket to nf_tables, and commits. Reading the ruleset is in [`query`] and, in the kernel's encoding, in
+//! [`encoded`].
 
 mod encoded;
 mod query;
@@ -38,7 +39,7 @@ const BATCH_GENERATION: u16 = 1;
 /// `NFT_MSG_GETGEN` in `linux/netfilter/nf_tables.h`.
 const GET_GENERATION: u16 = 16;
 
-/// A table that is never committed: dry runs add objects to it.
+/// A table that is never committed. Dry runs add objects to it.
 const PROBE: &str = "__probe";
 
 fn kind(message: u16) -> u16 {
@@ -49,7 +50,7 @@ fn get(message: u16, flags: u16, family: u8) -> cni_netlink::Message {
     nfnetlink::request(kind(message), flags, family, 0)
 }
 
-/// True for an error with which the kernel may report that it lacks a feature.
+/// True for an error by which the kernel may report that it lacks a feature.
 const fn is_lack(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EPROTONOSUPPORT)
 }
@@ -58,16 +59,16 @@ fn unsupported(feature: &str, op: &str) -> Error {
     Error::Unsupported { feature: feature.to_owned(), op: op.to_owned() }
 }
 
-/// The index of the change that caused an error, by the number of its message after the batch's begin; none
-/// for an error about the batch as a whole. `owners` has the change of each message.
+/// The index of the change that caused an error, given the position of its message after the beginning of the batch.
+/// None for an error about the batch as a whole. `owners` contains the index of the change for each message.
 fn refused_op(place: u32, errno: Errno, owners: &[usize]) -> Option<usize> {
-    // The generation is compared before the first change. If the kernel released its lock during a batch
-    // to load a module, it starts the batch again, and this error then names the message that needed the
-    // module (`nfnetlink_rcv_batch`).
+    // The generation is compared before the first change. But if the kernel released its lock during a batch to load
+    // a module, it starts the batch again, and this error then names the message that needed the module
+    // (`nfnetlink_rcv_batch`).
     if errno == Errno::ERESTART {
         return None;
     }
-    // The batch's begin has the first sequence number, the first change's message the next.
+    // The beginning of the batch has the first sequence number, and the message of the first change has the next one.
     owners.get(usize::try_from(place.checked_sub(1)?).ok()?).copied()
 }
 
@@ -80,20 +81,19 @@ fn rejected(op: &Op, index: usize, refusal: &Refusal) -> Error {
     Error::Rejected { op: op.to_string(), index, errno: refusal.errno, hint }
 }
 
-/// A socket to nf_tables in the network namespace that the thread had when it was opened.
+/// A socket to nf_tables. It belongs to the network namespace in which the thread was when the socket was opened.
 #[derive(Debug)]
 pub struct Socket {
     channel: Channel,
-    /// Sets whose elements were read one by one, by table and name: their types do not change while they
-    /// exist.
+    /// Sets from which single elements were read, by table and name. A set's types do not change while it exists.
     sets: RefCell<BTreeMap<(TableId, String), SetInfo>>,
 }
 
-/// The end of a batch.
+/// How a batch ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Commit,
-    /// Without an end message the kernel checks all changes, and then discards them.
+    /// Without an end message, the kernel checks all changes and then discards them.
     Abort,
 }
 
@@ -134,8 +134,8 @@ impl Socket {
         }
     }
 
-    /// Makes all changes or none. With a generation, only if the ruleset still has it: see
-    /// [`Error::is_stale_generation`]. An empty transaction does nothing.
+    /// Makes all changes or none. If a generation is given, the changes are made only if the ruleset still has it
+    /// (see [`Error::is_stale_generation`]). An empty transaction does nothing.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a change that cannot be encoded; [`Error::Rejected`] or [`Error::Unsupported`]
@@ -154,8 +154,8 @@ impl Socket {
         done
     }
 
-    /// Lets the kernel check all changes without making them. Not found are the mistakes that the kernel
-    /// finds at the end of a transaction: loops of chains, statements in wrong hooks.
+    /// Lets the kernel check all changes without making them. This does not find mistakes that the kernel notices
+    /// only at the end of a transaction, such as loops of chains or statements in wrong hooks.
     pub fn dry_run(&self, transaction: &Transaction) -> Result<(), Error> {
         self.run(transaction, None, Ending::Abort)
     }
@@ -177,7 +177,7 @@ impl Socket {
             .map_err(|errno| Error::Commit { what: first.to_string(), errno })?;
         let mut refused = acks.iter().filter_map(|ack| Some((ack.sequence, ack.refusal.as_ref()?)));
         let Some((sequence, refusal)) = refused.next() else {
-            // Without an error, the last change must have been acknowledged.
+            // If there was no error, the last change must have been acknowledged.
             return if ending == Ending::Abort || !acks.is_empty() {
                 Ok(())
             } else {
@@ -199,7 +199,7 @@ impl Socket {
         })
     }
 
-    /// Sends messages as one batch. Returns the sequence number of its begin, and the acknowledgements.
+    /// Sends messages as one batch. Returns the sequence number of the batch's beginning, and the acknowledgements.
     fn send_batch(
         &self,
         mut messages: Vec<Message>,
@@ -226,8 +226,8 @@ impl Socket {
         Ok((begin, self.channel.batch(&bytes)?))
     }
 
-    /// The feature whose absence is the reason for a refusal, if any: the errors ENOENT and EOPNOTSUPP stand
-    /// for a missing expression or chain type as well as for a missing chain.
+    /// The feature whose absence is the reason for a refusal, if any. ENOENT and EOPNOTSUPP can mean that an
+    /// expression or chain type is missing from the kernel, but also that a chain does not exist.
     fn missing_feature(&self, op: &Op, errno: Errno) -> Option<String> {
         if !matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL) {
             return None;
@@ -264,7 +264,7 @@ impl Socket {
         let lowered = Encoder::default().lower(rule).ok()?;
         let mut seen = Vec::new();
         for expr in &lowered.exprs {
-            // Lookups, updates and jumps are built in; their set or chain is missing in a dry run.
+            // Lookups, updates and jumps are always built in, and in a dry run their set or chain would be missing.
             if matches!(expr, Expr::Lookup { .. } | Expr::Update { .. } | Expr::Verdict(_))
                 || seen.contains(expr)
             {
@@ -278,7 +278,7 @@ impl Socket {
         None
     }
 
-    /// True if the kernel refuses a rule of only this expression because it lacks the expression.
+    /// True if the kernel refuses a rule that contains only this expression, because it lacks the expression.
     fn lacks_expression(&self, family: Family, expr: &Expr) -> bool {
         let table = TableId::new(family, PROBE);
         let mut encoder = Encoder::default();
@@ -310,7 +310,7 @@ impl Socket {
         })
     }
 
-    /// Tries a flowtable without devices, as the error may be about a missing device.
+    /// Tries a flowtable without devices, because the error may be about a device that does not exist.
     fn missing_flowtable(&self, family: Family) -> Option<String> {
         let table = TableId::new(family, PROBE);
         let mut probe = Transaction::new();

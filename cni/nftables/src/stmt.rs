@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Statements of rules, as in nft's syntax instead of the kernel's registers.
+//! Statements of rules, which follow nft's syntax rather than the kernel's registers.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,15 +11,15 @@ use crate::value::{DataType, Value, join};
 
 /// A property of a packet that can be compared or looked up.
 ///
-/// In a table of family inet or bridge, a field of one network or transport protocol needs a match of that
-/// protocol before it: bytes of another protocol would be mistaken for the field. Like `nft`, this crate
-/// inserts that match itself, once per rule. The exceptions are [`Field::ThSport`] and [`Field::ThDport`], a
-/// port of any protocol: the rule must match a protocol that has ports.
+/// In a table of family inet or bridge, a field of one network or transport protocol must follow a match of that
+/// protocol, because otherwise bytes of another protocol would be mistaken for the field. Like `nft`, this crate
+/// inserts that match itself, once per rule. The exceptions are [`Field::ThSport`] and [`Field::ThDport`], the ports
+/// of any protocol: here the rule must match a protocol that has ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Field {
     /// `meta nfproto`.
     NfProto,
-    /// `meta l4proto`: the transport protocol, also after IPv6 extension headers.
+    /// `meta l4proto`: the transport protocol, even if IPv6 extension headers precede it.
     L4Proto,
     /// `iifname`.
     Iifname,
@@ -151,12 +151,11 @@ impl fmt::Display for Field {
     }
 }
 
-/// Comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cmp {
     /// The packet's value equals the operand or is contained in it.
     Eq,
-    /// It does not equal the operand and is not contained in it.
+    /// The packet's value neither equals the operand nor is contained in it.
     Ne,
 }
 
@@ -177,8 +176,8 @@ pub enum Operand {
     Prefix(Value, u8),
     /// All values from the first to the second, inclusive.
     Range(Value, Value),
-    /// These elements: values, prefixes and ranges (not sets) of one type. Overlapping elements are merged.
-    /// Becomes an anonymous set of the rule.
+    /// Any of these elements: values, prefixes and ranges (not sets) of one type. Overlapping elements are merged.
+    /// The rule gets an anonymous set with these elements.
     OneOf(Vec<Operand>),
     /// The elements of a named set in the rule's table.
     Set(String),
@@ -187,7 +186,7 @@ pub enum Operand {
 /// The verdict of a rule or map element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Ends this hook's base chain.
+    /// Accepts the packet, and ends this base chain.
     Accept,
     /// Drops the packet.
     Drop,
@@ -197,7 +196,7 @@ pub enum Verdict {
     Continue,
     /// Continues in a chain, which returns at its end.
     Jump(String),
-    /// Continues in a chain, which at its end returns to where this chain would.
+    /// Continues in a chain. At its end, that chain returns to where this chain would return.
     Goto(String),
 }
 
@@ -206,12 +205,10 @@ pub enum Verdict {
 pub enum DnatTarget {
     /// This address, and port if any.
     To(IpAddr, Option<u16>),
-    /// The data of a map's element with these fields as key; without such an element the packet continues
+    /// The data of the map element whose key these fields form. If there is no such element, the packet continues
     /// with the next rule.
     Map {
-        /// The key.
         fields: Vec<Field>,
-        /// The map's name.
         map: String,
         /// Data of the map.
         data: DnatData,
@@ -226,7 +223,7 @@ pub enum DnatData {
     AddressAndPort,
 }
 
-/// Choice of the source port by `masquerade`.
+/// How `masquerade` chooses the source port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PortChoice {
     /// The packet's own port if it is free.
@@ -236,35 +233,29 @@ pub enum PortChoice {
     Random,
     /// `fully-random`: `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
     FullyRandom,
-    /// `to :1024-60999`: the packet's own port if it is in the range and free, else another one of the range
-    /// (`NF_NAT_RANGE_PROTO_SPECIFIED`). For ICMP the identifier of the echo. nft requires the rule to match
-    /// the transport protocol; the kernel ignores the range for protocols without ports.
+    /// `to :1024-60999`: the packet's own port if it is in the range and free, or else another port of the range
+    /// (`NF_NAT_RANGE_PROTO_SPECIFIED`). For ICMP, this applies to the identifier of an echo. nft requires the rule
+    /// to match the transport protocol. The kernel ignores the range for protocols without ports.
     Between(u16, u16),
 }
 
 /// One statement of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Stmt {
-    /// Matches the fields. More than one field is a concatenation, which needs [`Operand::Set`].
+    /// Matches fields. Several fields form a concatenation, which needs [`Operand::Set`].
     Match {
-        /// The left-hand side.
         fields: Vec<Field>,
-        /// The comparison.
         cmp: Cmp,
-        /// The right-hand side.
         to: Operand,
     },
-    /// Matches masked bits of a field: `meta mark & 0x2000 == 0x2000`.
+    /// Matches a field after masking it: `meta mark & 0x2000 == 0x2000`.
     Masked {
-        /// The left-hand side.
         field: Field,
         mask: Value,
-        /// The comparison.
         cmp: Cmp,
-        /// The right-hand side.
         value: Value,
     },
-    /// Matches a field that has at least one of these bits: `ct state established,related`.
+    /// Matches a field in which at least one of these bits is set: `ct state established,related`.
     AnyBit {
         /// A field that is a mask.
         field: Field,
@@ -272,24 +263,22 @@ pub enum Stmt {
     },
     /// `meta mark set (meta mark & and) ^ xor`.
     SetMark {
-        /// Bits to keep.
+        /// The bits that are kept.
         and: u32,
-        /// Bits to flip afterwards.
+        /// The bits that are flipped afterwards.
         xor: u32,
     },
     /// `ct mark set (ct mark & and) ^ xor`.
     SetCtMark {
-        /// Bits to keep.
+        /// The bits that are kept.
         and: u32,
-        /// Bits to flip afterwards.
+        /// The bits that are flipped afterwards.
         xor: u32,
     },
-    /// Applies the verdict of a map's element with these fields as key; without such an element the packet
-    /// continues.
+    /// Applies the verdict of the map element whose key these fields form. If there is no such element, the packet
+    /// continues with the next rule.
     Vmap {
-        /// The key.
         fields: Vec<Field>,
-        /// The map's name.
         map: String,
     },
     /// Translates the destination.
@@ -298,30 +287,28 @@ pub enum Stmt {
         version: AddressFamily,
         target: DnatTarget,
     },
-    /// Translates the source to the outgoing interface's address.
+    /// Translates the source to the address of the outgoing interface.
     Masquerade(PortChoice),
     /// Counts packets and bytes.
     Counter,
-    /// `update @set { field }`: adds the field's value to a set with [`Set::updated`](crate::Set::updated), if it is
-    /// missing. The rule ends where that fails, as in a full set.
+    /// `update @set { field }`: adds the field's value to a set with [`Set::updated`](crate::Set::updated), unless
+    /// the set contains it. If that fails, for instance because the set is full, the rule ends there.
     Update {
-        /// The key.
         fields: Vec<Field>,
-        /// The set's name.
         set: String,
     },
     /// `limit rate RATE/second burst BURST packets`: matches no packets beyond the rate.
     Limit {
-        /// Packets a second.
+        /// Packets per second.
         rate: u32,
-        /// Packets beyond the rate that match at once.
+        /// How many packets beyond the rate may match in one burst.
         burst: u32,
     },
     /// `meta nftrace set 1`: the kernel reports the packet's way from here on ([`crate::trace`]).
     Trace,
-    /// `flow add @flowtable`: from the next packet on the flow takes this flowtable and bypasses all chains.
-    /// Valid only in chains of the forward hook. Has no effect where the kernel cannot offload the flow. The packet
-    /// itself continues.
+    /// `flow add @flowtable`: from the next packet on, the flow is handled by this flowtable and bypasses all chains.
+    /// The packet itself continues. Valid only in chains of the forward hook, and without effect if the kernel cannot
+    /// offload the flow.
     Offload(String),
     Verdict(Verdict),
 }

@@ -13,17 +13,18 @@ use crate::nfnetlink::split;
 
 /// `NFNL_SUBSYS_NFTABLES`, in the upper byte of a message's type.
 const SUBSYSTEM: u16 = 10 << 8;
-/// Size of the socket's buffer in bytes. A proxy that writes the rules of a cluster's services sends megabytes at once.
+/// Size of the socket's buffer in bytes. A proxy that writes the rules of a cluster's Services sends megabytes at
+/// once.
 const RECEIVE_BUFFER: usize = 8 * 1024 * 1024;
 
 /// A subscription to one group.
 #[derive(Debug)]
 pub(crate) struct Subscription(cni_netlink::Subscription);
 
-/// The next thing that a socket has.
+/// What a socket returns next.
 pub(crate) enum Incoming<'a> {
-    /// A message: its type without nf_tables' subsystem, so that no other has a type below 256; the address family; its
-    /// attributes.
+    /// A message. Its type is without the subsystem of nf_tables, so the types of other subsystems are above 255. The
+    /// address family and the attributes follow.
     Message { kind: u16, family: u8, body: &'a [u8] },
     /// See [`cni_netlink::Incoming::Lost`].
     Lost,
@@ -52,7 +53,7 @@ impl Subscription {
         self.0.set_receive_buffer(bytes).map_err(|errno| failed("set receive buffer", errno))
     }
 
-    /// The next message; none if there is none now. Does not block.
+    /// Returns the next message, or none if there is none yet. Does not block.
     pub(crate) fn read(&mut self) -> Result<Option<Incoming<'_>>, Error> {
         let read = self.0.read().map_err(|errno| failed("read notifications", errno))?;
         Ok(read.map(|incoming| match incoming {
@@ -64,7 +65,7 @@ impl Subscription {
         }))
     }
 
-    /// Waits until there is something to read. Returns false if there is nothing at `end`.
+    /// Waits until there is something to read. Returns false if there is still nothing at `end`.
     pub(crate) fn wait(&self, end: Instant) -> Result<bool, Error> {
         self.0.wait(end).map_err(|errno| failed("wait for notifications", errno))
     }

@@ -2,9 +2,9 @@
 
 //! Traces of packets: what each rule, chain and policy of the ruleset did with them.
 //!
-//! The kernel reports packets for which a rule has set `meta nftrace` ([`crate::Stmt::Trace`]), at each rule that
-//! matches, at the end of each chain, and at the policy of each base chain (`nft_trace_notify`). The first report
-//! of a packet in a base chain has its headers, as they are at that point.
+//! The kernel reports packets for which a rule has set `meta nftrace` ([`crate::Stmt::Trace`]): at each rule that
+//! matches, at the end of each chain, and at the policy of each base chain (`nft_trace_notify`). The first report of
+//! a packet in a base chain contains the packet's headers, as they are at that point.
 
 use std::time::Instant;
 
@@ -39,20 +39,20 @@ const OF_POLICY: u32 = 1;
 const OF_RETURN: u32 = 2;
 const OF_RULE: u32 = 3;
 
-/// An event of a packet's way through the ruleset.
+/// One event on a packet's way through the ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// The packet: the same number at all hooks, until it is sent or received again. The kernel derives it from
-    /// the packet's buffer and uses it again later.
+    /// Identifies the packet. The number is the same at all hooks, until the packet is sent or received again. The
+    /// kernel derives it from the packet's buffer, and reuses it later.
     pub packet: u32,
     pub table: TableId,
     pub chain: String,
     pub kind: TraceKind,
-    /// The packet as it is here; only of the first event in a base chain.
+    /// The packet as it is at this point. Only the first event in a base chain has it.
     pub headers: Option<TraceHeaders>,
-    /// Index of the link that the packet arrived on; as the headers.
+    /// Index of the link on which the packet arrived. Present together with the headers.
     pub link_in: Option<u32>,
-    /// Index of the link that it leaves by, after routing; as the headers.
+    /// Index of the link on which the packet leaves, known after routing. Present together with the headers.
     pub link_out: Option<u32>,
 }
 
@@ -62,12 +62,12 @@ pub enum TraceKind {
     Rule {
         /// The rule's handle.
         handle: u64,
-        /// Its verdict; none for one that [`Verdict`] lacks, as `queue`.
+        /// The rule's verdict. None for a verdict that [`Verdict`] lacks, such as `queue`.
         verdict: Option<Verdict>,
     },
     /// A chain ended, or a rule returned from it.
     Return,
-    /// No rule of a base chain decided.
+    /// No rule of a base chain decided, so the policy did.
     Policy(Policy),
 }
 
@@ -84,11 +84,11 @@ pub struct TraceHeaders {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Traced {
     Event(TraceEvent),
-    /// Events were not reported, as the reader was too slow for the socket's buffer.
+    /// Events were not reported, because the reader was too slow for the socket's buffer.
     Lost,
 }
 
-/// A socket that receives the traces of one network namespace, also those that other programs asked for.
+/// A socket that receives the traces of one network namespace, including those that other programs asked for.
 #[derive(Debug)]
 pub struct Traces(Subscription);
 
@@ -102,7 +102,7 @@ impl Traces {
         Ok(Self(Subscription::open(GROUP)?))
     }
 
-    /// The next event, waited for until `end`.
+    /// Returns the next event, waiting for it until `end`.
     pub fn next(&mut self, end: Instant) -> Result<Option<Traced>, Error> {
         loop {
             match self.0.read()? {
@@ -122,13 +122,13 @@ impl Traces {
     }
 }
 
-/// Decodes an event; none for one of a later kernel.
+/// Decodes an event. None for an event of a later kernel.
 pub(crate) fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
     let number = |kind| find(body, kind).and_then(be32);
     let kind = match number(KIND)? {
         OF_RULE => match find(body, RULE_HANDLE).and_then(be64) {
             Some(handle) => TraceKind::Rule { handle, verdict: find(body, VERDICT).and_then(decode_verdict) },
-            // At the end of a chain whose last rule did not match: nft_do_chain() reports the rule that closes
+            // This is the end of a chain whose last rule did not match: nft_do_chain() reports the rule that closes
             // the chain's list.
             None => TraceKind::Return,
         },

@@ -11,10 +11,9 @@ use crate::object::{Chain, Element, ElementId, Rule, Set, Table, TableId};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     AddTable(Table),
-    /// Deletes a table with its content. A missing one is an error.
+    /// Deletes a table with everything in it. It is an error if the table does not exist.
     DeleteTable(TableId),
     /// Adds a chain.
-    /// Makes a chain.
     AddChain(Chain),
     /// Deletes a chain's rules.
     FlushChain {
@@ -45,25 +44,25 @@ pub enum Op {
     /// Deletes a set or map that no rule uses.
     DeleteSet {
         table: TableId,
-        /// The set or map.
         set: String,
     },
     /// Adds a flowtable, or devices to an existing one.
     AddFlowtable(Flowtable),
-    /// Deletes a flowtable that no rule uses. Its flows take the classic path again.
+    /// Deletes a flowtable that no rule uses. Its flows go through the chains again.
     DeleteFlowtable {
         table: TableId,
         flowtable: String,
     },
     AddElement(Element),
-    /// Deletes an element, whatever its data: the kernel compares the key only. A missing one is an error.
+    /// Deletes an element. The kernel compares only the key, not the data. It is an error if the element does not
+    /// exist.
     DeleteElement(ElementId),
 }
 
 /// Changes that the kernel makes atomically.
 ///
-/// [`fmt::Display`] prints one nft command per line, in order. Later changes can refer to objects that
-/// earlier ones add.
+/// [`fmt::Display`] prints one nft command per line, in order. Later changes can refer to objects that earlier
+/// changes add.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Transaction {
     ops: Vec<Op>,
@@ -104,7 +103,7 @@ impl Transaction {
         self.push(Op::AddTable(table))
     }
 
-    /// Deletes a table with its content.
+    /// Deletes a table with everything in it.
     pub fn delete_table(&mut self, table: &TableId) -> &mut Self {
         self.push(Op::DeleteTable(table.clone()))
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Userdata that nft stores with its objects: entries of (type, length, value), where type and length have
-//! one byte each (`libnftnl/udata.h`). The kernel does not interpret it.
+//! Userdata that nft stores with its objects: entries of type, length and value, where type and length are one byte
+//! each (`libnftnl/udata.h`). The kernel does not interpret userdata.
 
 use crate::invalid::Invalid;
 use crate::object::{MapData, Tlv};
@@ -57,7 +57,7 @@ pub(crate) fn encode(comment: Option<&str>, tlv: Option<&Tlv>) -> Result<Vec<u8>
     Ok(out)
 }
 
-/// Encodes the userdata of a set: the byte orders by which nft prints its elements, then the comment.
+/// Encodes the userdata of a set: the byte orders that nft needs to print the elements, then the comment.
 pub(crate) fn encode_set(
     key: &[DataType],
     data: &MapData,
@@ -77,7 +77,7 @@ pub(crate) fn encode_set(
     Ok(out)
 }
 
-/// nft's `enum byteorder`: 0 unknown (as for concatenations of exact keys), 1 host, 2 network.
+/// nft's `enum byteorder`: 0 is unknown (as for concatenations of exact keys), 1 is host, 2 is network.
 fn byteorder(types: &[DataType], ranges: bool) -> u32 {
     match types {
         [single] if single.is_host_order() => 1,
@@ -87,7 +87,7 @@ fn byteorder(types: &[DataType], ranges: bool) -> u32 {
     }
 }
 
-/// Iterates over entries, as type and value. Ends at the first that exceeds the bytes.
+/// Iterates over the entries, as type and value. Ends at the first entry that is longer than the remaining bytes.
 fn entries(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         let [kind, len, rest @ ..] = bytes else {
@@ -109,7 +109,7 @@ pub(crate) fn comment(bytes: &[u8]) -> Option<String> {
     entries(bytes).find(|(kind, _)| *kind == COMMENT).map(|(_, value)| text(value))
 }
 
-/// The entries of an element's userdata but the comment and nft's flags.
+/// The entries of an element's userdata, except for the comment and nft's flags.
 pub(crate) fn tlvs(bytes: &[u8]) -> Vec<Tlv> {
     let others = entries(bytes).filter(|(kind, _)| *kind != COMMENT && *kind != ELEMENT_FLAGS);
     others.map(|(kind, value)| Tlv { kind, bytes: value.to_vec() }).collect()

@@ -2,17 +2,17 @@
 
 //! Typed values, and their encoding in nf_tables' registers.
 //!
-//! To the kernel, a set's key, a map's data and the right-hand side of a comparison are bytes. Only user
-//! space knows their types: `nft` stores a type number with each set (its `include/datatype.h`), and prints
-//! elements by it.
+//! For the kernel, a set's key, a map's data and the right-hand side of a comparison are only bytes. Only user space
+//! knows their types: `nft` stores a type number with each set (see its `include/datatype.h`), and uses it to print
+//! elements.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Length of the kernel's interface names with the closing NUL (`IFNAMSIZ` in `linux/if.h`).
+/// Length of an interface name in the kernel, including the NUL (`IFNAMSIZ` in `linux/if.h`).
 pub const IFNAMSIZ: usize = 16;
 
-/// The size of a 32-bit register; each part of a concatenation begins at such a boundary (`NFT_REG32_SIZE` in
+/// The size of a 32-bit register, to which each part of a concatenation is aligned (`NFT_REG32_SIZE` in
 /// `linux/netfilter/nf_tables.h`).
 pub(crate) const REGISTER_SIZE: usize = 4;
 
@@ -35,7 +35,7 @@ pub enum DataType {
     EtherAddr,
     /// `nf_proto`: the address family of a packet (`NFPROTO_*`).
     NfProto,
-    /// `fib_addrtype`: the kind of an address by the routing tables (`RTN_*`).
+    /// `fib_addrtype`: the kind of an address according to the routing tables (`RTN_*`).
     FibAddrType,
     /// `ct_state`: a bit mask.
     CtState,
@@ -95,7 +95,7 @@ impl DataType {
         self.size().next_multiple_of(REGISTER_SIZE)
     }
 
-    /// True if the bytes are in host byte order (marks and masks), or an interface's name.
+    /// True if the bytes are in host byte order (marks and masks), or are an interface's name.
     #[must_use]
     pub(crate) const fn is_host_order(self) -> bool {
         matches!(self, Self::Mark | Self::FibAddrType | Self::CtState | Self::CtStatus | Self::Ifname)
@@ -123,7 +123,7 @@ impl DataType {
         }
     }
 
-    /// The type of this number, of those that named sets can have.
+    /// The type with this number, if named sets can have that type.
     #[must_use]
     pub(crate) fn from_id(id: u32) -> Option<Self> {
         const ALL: [DataType; 14] = [
@@ -163,9 +163,9 @@ pub enum Value {
     Port(u16),
     /// A packet mark, or any 32 bits.
     Mark(u32),
-    /// An interface's name. [`Value::encode`] cuts a name that is too long: check it first.
+    /// An interface's name. [`Value::encode`] cuts a name that is too long, so check its length first.
     Ifname(String),
-    /// The prefix of interface names (`eth*` in nft). Only in comparisons, never in a set.
+    /// The prefix of interface names (`eth*` in nft), which is possible only in comparisons, not in sets.
     IfnamePrefix(String),
     /// A link-layer address.
     Ether([u8; 6]),
@@ -205,7 +205,7 @@ impl Value {
     pub const CT_SNAT: u32 = 16;
     /// `IPS_DST_NAT`.
     pub const CT_DNAT: u32 = 32;
-    /// `IPS_ASSURED`: the flow is kept when the table is full (TCP: the handshake is complete).
+    /// `IPS_ASSURED`: the flow is kept when the table is full. For TCP, the handshake is complete.
     pub const CT_ASSURED: u32 = 4;
 
     /// The value's type.
@@ -258,7 +258,7 @@ impl Value {
         }
     }
 
-    /// Decodes a value of type `data_type` from the beginning of `bytes`; none if there are too few.
+    /// Decodes a value of type `data_type` from the beginning of `bytes`. None if there are too few bytes.
     #[must_use]
     pub fn decode(data_type: DataType, bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..data_type.size())?;
@@ -282,7 +282,7 @@ impl Value {
             DataType::CtStatus => Self::CtStatus(u32_ne()?),
             DataType::EtherAddr => Self::Ether(bytes.try_into().ok()?),
             DataType::Ifname => {
-                // Any other name would be encoded as that of another link.
+                // A name in any other form would be encoded as that of another link.
                 let end = bytes.iter().position(|byte| *byte == 0)?;
                 Self::Ifname(String::from_utf8(bytes.get(..end)?.to_vec()).ok()?)
             }
@@ -301,8 +301,8 @@ impl Value {
 
 /// Encodes one value or a concatenation.
 ///
-/// A single value has no padding. In a concatenation each part, the last one too, is padded with zeros to
-/// full 32-bit registers, as `nft` does and as the kernel's payload and meta expressions leave the registers.
+/// A single value has no padding. In a concatenation, each part, including the last one, is padded with zeros to full
+/// 32-bit registers, as `nft` does and as the kernel's payload and meta expressions leave the registers.
 #[must_use]
 pub(crate) fn encode_concat(values: &[Value]) -> Vec<u8> {
     if let [single] = values {
@@ -316,7 +316,7 @@ pub(crate) fn encode_concat(values: &[Value]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the bytes of [`encode_concat`]; none if there are too few.
+/// Decodes the bytes of [`encode_concat`]. None if there are too few bytes.
 #[must_use]
 pub(crate) fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>> {
     let mut values = Vec::with_capacity(types.len());
@@ -336,14 +336,14 @@ pub(crate) fn concat_len(types: &[DataType]) -> usize {
     }
 }
 
-/// The number of a concatenated type in `nft`: six bits for each part, the last one lowest
+/// The number of a concatenated type in `nft`: six bits for each part, with the last part in the lowest bits
 /// (`concat_subtype_add` in nftables' `datatype.h`).
 #[must_use]
 pub(crate) fn concat_id(types: &[DataType]) -> u32 {
     types.iter().fold(0, |id, part| id << 6 | part.id())
 }
 
-/// The parts of a concatenated type; none if [`DataType`] lacks one.
+/// The parts of a concatenated type. None if [`DataType`] lacks one of them.
 #[must_use]
 pub(crate) fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
     let mut types = Vec::new();
@@ -357,8 +357,8 @@ pub(crate) fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
 
 /// Formats a string in nft's syntax.
 ///
-/// That syntax has no escapes: characters that would end the string, and unprintable ones, become question
-/// marks. The text is only printed, never sent to the kernel.
+/// nft's syntax has no escapes, so characters that would end the string and unprintable characters are replaced with
+/// question marks. The text is only printed, never sent to the kernel.
 pub(crate) fn quoted(text: &str) -> String {
     let inside: String =
         text.chars().map(|c| if c == '"' || c == '\\' || c.is_control() { '?' } else { c }).collect();

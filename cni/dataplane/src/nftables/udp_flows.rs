@@ -10,7 +10,7 @@
 //! 2. Packets that passed the hooks earlier are waited for. Their flows are in conntrack by then.
 //! 3. A pass through conntrack lists the ports of all flows.
 //! 4. The [second batch](super::schema::udp_flows::complete) adds them, and marks the set as complete, if the mark is
-//!    that of step 1. Otherwise, another process has begun again, or another program has emptied the set.
+//!    still that of step 1. Otherwise, another process has begun again, or another program has emptied the set.
 //!
 //! A process that is killed between these steps leaves a set that is not complete. The mark contains the handles of
 //! the rules, which the kernel assigns only once during a table's life. If the rules were flushed and made again,

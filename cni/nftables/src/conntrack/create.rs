@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Inserting flows into conntrack.
+//! Inserts flows into conntrack.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -37,10 +37,10 @@ const NAT_PORT_LAST: u16 = 2;
 // enum ctattr_protoinfo_tcp
 const INFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const INFO_TCP_FLAGS_REPLY: u16 = 5;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`): packets outside of the window are not
-/// invalid. The kernel has not seen the windows of an inserted flow.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`): packets outside the window are not invalid.
+/// Needed because the kernel has not seen the windows of an inserted flow.
 const LIBERAL: u8 = 0x08;
-// `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). Flows in the table are confirmed.
+// `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). Every flow in the table is confirmed.
 const CONFIRMED: u32 = 1 << 3;
 const SEEN_REPLY: u32 = super::Flow::SEEN_REPLY;
 const ASSURED: u32 = super::Flow::ASSURED;
@@ -48,7 +48,7 @@ const ASSURED: u32 = super::Flow::ASSURED;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A flow for [`Conntrack::insert`].
+/// A flow to insert with [`Conntrack::insert`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NewFlow {
     /// A packet of the original direction before translation.
@@ -57,17 +57,17 @@ pub struct NewFlow {
     pub translated: Tuple,
     /// True if packets were seen in both directions.
     pub seen_reply: bool,
-    /// True to keep the flow when the table is full: the handshake is complete, or a UDP flow has more than
-    /// one request and reply.
+    /// True if the flow is kept when the table is full, because the handshake is complete, or because a UDP flow has
+    /// had more than one request and reply.
     pub is_assured: bool,
-    /// `enum tcp_conntrack`, for TCP only.
+    /// `enum tcp_conntrack`. Only for TCP.
     pub tcp_state: Option<u8>,
-    /// Time after which the flow is deleted unless a packet comes; at least a second.
+    /// The time after which the flow is deleted if no packet comes; at least one second.
     pub timeout: Duration,
 }
 
 impl Tuple {
-    /// The reverse direction: a reply to a packet with this tuple.
+    /// The tuple of a reply to a packet with this tuple.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self {
@@ -81,10 +81,10 @@ impl Tuple {
 }
 
 impl Conntrack {
-    /// Inserts a flow with its translation. Deletes existing flows with the same tuple in either direction, because
-    /// these belong to an older connection: the caller owns this one.
+    /// Inserts a flow with its translation. Existing flows with the same tuple in either direction are deleted,
+    /// because they belong to an older connection.
     ///
-    /// The kernel translates only if a chain of type nat is attached.
+    /// The kernel translates packets only if a chain of type nat is hooked.
     pub fn insert(&self, flow: &NewFlow) -> Result<(), Error> {
         let failed = |errno| Error::Io { operation: format!("insert the flow {:?}", flow.original), errno };
         match self.put(flow) {
@@ -109,7 +109,7 @@ impl Conntrack {
     }
 
     fn put(&self, flow: &NewFlow) -> Result<(), Errno> {
-        /// Attempts while the kernel reports that its table is changing.
+        /// How often an insertion is attempted while the kernel reports that its table is changing.
         const TRIES: u32 = 5;
         let mut tries = 0;
         loop {
@@ -122,8 +122,8 @@ impl Conntrack {
 }
 
 impl NewFlow {
-    /// The request to insert the flow. The kernel requires both directions untranslated, and derives the
-    /// reply direction from the translation.
+    /// The request that inserts the flow. The kernel requires both directions without translation, and derives the
+    /// real reply direction from the translation.
     fn request(&self) -> Message {
         let Self { original, translated, .. } = self;
         let family = number(Some(AddressFamily::of(original.source)));
@@ -136,7 +136,7 @@ impl NewFlow {
         let seen_reply = if self.seen_reply { SEEN_REPLY } else { 0 };
         let assured = if self.is_assured { ASSURED } else { 0 };
         message.be32(STATUS, CONFIRMED | seen_reply | assured);
-        // Both are sent, even if nothing changes: otherwise the kernel may choose another port.
+        // Both translations are sent, even if nothing changes, because the kernel may otherwise choose another port.
         let is_echo = matches!(original.protocol, ICMP | ICMPV6);
         let target = (!is_echo).then_some(translated.destination_port);
         message.nest(NAT_DESTINATION, |nat| put_nat(nat, translated.destination, target));
@@ -202,7 +202,7 @@ fn put_protocol(proto: &mut Attributes, tuple: &Tuple) {
             proto.attr(PROTO_SOURCE_PORT, &source_port.to_be_bytes());
             proto.attr(PROTO_DESTINATION_PORT, &destination_port.to_be_bytes());
         }
-        // The kernel accepts no other protocol.
+        // The kernel accepts this information only for these protocols.
         _ => {}
     }
 }

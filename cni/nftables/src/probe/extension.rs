@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Matches and targets of iptables, as `iptables-nft` puts them into rules and as the legacy tables have them. Layouts of
-//! their data are those of `linux/netfilter/xt_*.h`.
+//! Matches and targets of iptables, as `iptables-nft` puts them into rules and as the legacy tables contain them. The
+//! layouts of their data are in `linux/netfilter/xt_*.h`.
 
 use cni_kernel::AddressFamily;
 
@@ -20,13 +20,14 @@ pub struct Extension<'a> {
 }
 
 impl Extension<'_> {
-    /// Whether a match applies to a packet of the protocol that the rule asks for.
+    /// Whether a match applies to a packet whose protocol is the one that the rule asks for.
     #[must_use]
     pub fn applies(&self, probe: &Probe) -> Applies {
         let half = |at: usize| Some(u16::from_ne_bytes(*self.data.get(at..)?.first_chunk()?));
         match self.name {
             "comment" => Applies::Yes,
-            // Ports of source and destination in pairs; the bits of what is inverted, 2 for the destination.
+            // The source ports and the destination ports, each a pair; and the flags for inversion, of which 2 is the
+            // destination.
             "tcp" | "udp" => {
                 let inverted_at = if self.name == "tcp" { 11 } else { 8 };
                 let inverted = self.data.get(inverted_at).copied().unwrap_or_default();
@@ -37,7 +38,8 @@ impl Extension<'_> {
                     _ => Applies::Maybe,
                 }
             }
-            // Source and destination as masks of `RTN_*`; the second revision has flags behind, 1 and 2 invert.
+            // The source and the destination as masks of `RTN_*`. The second revision is followed by flags, of which
+            // 1 and 2 invert these.
             "addrtype" => match (half(0), half(2), self.data.get(4).copied().unwrap_or_default() & 3) {
                 (Some(0), Some(types), 0) => Applies::of(types & LOCAL_BIT != 0),
                 (Some(0), Some(types), 2) => Applies::of(types & LOCAL_BIT == 0),
@@ -48,13 +50,13 @@ impl Extension<'_> {
         }
     }
 
-    /// What a target does that ends the chain; none if it does nothing of that kind.
+    /// What a target does that ends the chain. None if it does no such thing.
     #[must_use]
     pub fn action(&self, family: AddressFamily) -> Option<Action> {
         let is_v4 = family == AddressFamily::V4;
         let field = |at: usize| self.data.get(at..);
-        // `nf_nat_ipv4_multi_range_compat`: number, then flags, two addresses, two ports. `nf_nat_range2`: flags, two
-        // addresses of 16 bytes, two ports.
+        // `nf_nat_ipv4_multi_range_compat` has a number, then flags, two addresses and two ports. `nf_nat_range2` has
+        // flags, two addresses of 16 bytes and two ports.
         let (flags_at, address_at, port_at) =
             if self.revision == 0 && is_v4 { (4, 8, 16) } else { (0, 4, 36) };
         let flags = field(flags_at).and_then(<[u8]>::first_chunk).map_or(0, |four| u32::from_ne_bytes(*four));
@@ -71,7 +73,7 @@ impl Extension<'_> {
     }
 }
 
-/// `struct xt_multiport_v1`: flags (1 is the destination), number, 15 ports, 15 marks of ranges, inverted.
+/// `struct xt_multiport_v1`: flags (1 is the destination), a number, 15 ports, 15 marks for ranges, and an inversion.
 fn multiport(data: &[u8], wanted: u16) -> Applies {
     let [1, count, rest @ ..] = data else { return Applies::Maybe };
     let port = |at: usize| Some(u16::from_ne_bytes(*rest.get(at * 2..)?.first_chunk()?));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Chains and rules of all programs as the kernel encodes them, also those that this crate has no words for.
+//! Chains and rules of all programs in the kernel's encoding, including those that this crate cannot decode.
 
 use std::collections::BTreeSet;
 
@@ -29,18 +29,19 @@ const SET_EXPRESSIONS: u16 = 18;
 pub struct EncodedChain {
     pub table: TableId,
     pub name: String,
-    /// The number of its hook, which depends on the family, and its type; none without a hook.
+    /// The number of the chain's hook, whose meaning depends on the family, and the chain's type. None without a
+    /// hook.
     pub base: Option<(u32, String)>,
-    /// As [`ChainInfo::uses`](crate::ChainInfo::uses).
+    /// See [`ChainInfo::uses`](crate::ChainInfo::uses).
     pub uses: u32,
 }
 
-/// A rule of a dump.
+/// A rule in a dump.
 #[derive(Debug, Clone, Copy)]
 pub struct RuleView<'a> {
     pub chain: &'a str,
     pub handle: u64,
-    /// Its expressions: a list of attributes.
+    /// The rule's expressions, as a list of attributes.
     pub expressions: &'a [u8],
 }
 
@@ -61,7 +62,7 @@ impl Socket {
         })
     }
 
-    /// What `read` makes of each rule of a table, without storing the others.
+    /// Calls `read` for each rule of a table and returns the results, without storing the rules.
     pub fn fold_rules<T>(
         &self,
         table: &TableId,
@@ -71,7 +72,7 @@ impl Socket {
         let mut message = get(GET_RULE, flag::DUMP, table.family.number());
         message.text(uapi::RULE_TABLE, &table.name);
         self.read_list(&format!("read rules of table {table}"), message, |_, body| {
-            // Older kernels list other tables, too.
+            // Older kernels also list the rules of other tables.
             let (own, chain) = (text(find(body, uapi::RULE_TABLE)?), text(find(body, uapi::RULE_CHAIN)?));
             if own != table.name {
                 return None;
@@ -82,7 +83,8 @@ impl Socket {
         })
     }
 
-    /// The chains to which the elements of a verdict map lead; an anonymous map has the name that the kernel gave it.
+    /// The chains to which the elements of a verdict map lead. An anonymous map has the name that the kernel
+    /// assigned.
     pub fn verdict_targets(&self, table: &TableId, map: &str) -> Result<BTreeSet<String>, Error> {
         const DATA: u16 = 2;
         let mut message = get(GET_ELEMENT, flag::DUMP, table.family.number());
@@ -100,7 +102,7 @@ impl Socket {
         Ok(each.into_iter().flatten().collect())
     }
 
-    /// The sets of a table whose elements have an expression for which `is_wanted` is true, such as `limit`.
+    /// The sets of a table whose elements have an expression, such as `limit`, for which `is_wanted` is true.
     pub fn sets_with_expression(
         &self,
         table: &TableId,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Reads of the ruleset.
+//! Reads the ruleset.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,13 +27,13 @@ const GET_SET: u16 = 10;
 const GET_ELEMENT: u16 = 13;
 const GET_FLOWTABLE: u16 = 23;
 
-/// The time for which a dump is repeated while other processes change the ruleset.
+/// How long a dump is repeated while other processes change the ruleset.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Pause before repeating the dump of a hash table that is being resized.
+/// The pause before repeating the dump of a hash table that is being resized.
 const DUMP_PAUSE: Duration = Duration::from_millis(20);
 
-/// Requests in one datagram. Their replies wait in the socket together, a few thousand bytes each.
+/// How many requests one datagram contains. All their replies wait in the socket, with a few thousand bytes each.
 const AT_ONCE: usize = 16;
 
 impl Socket {
@@ -43,7 +43,7 @@ impl Socket {
         self.gather("list tables", message, parse::table)
     }
 
-    /// One table; none if it is missing.
+    /// One table, or none if the table does not exist.
     pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
         let mut message = get(GET_TABLE, flag::ACK, table.family.number());
         message.text(uapi::TABLE_NAME, &table.name);
@@ -67,14 +67,15 @@ impl Socket {
         })
     }
 
-    /// One chain; none if it or its table is missing.
+    /// One chain, or none if the chain or its table does not exist.
     pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
         let mut message = get(GET_CHAIN, flag::ACK, table.family.number());
         message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
         self.one(&format!("read chain {table} {name}"), message, parse::chain)
     }
 
-    /// The chains of these names, without missing ones. The kernel reads each by itself, as [`Socket::chain`] does.
+    /// The chains with these names, without those that do not exist. The kernel reads each of them by itself, as for
+    /// [`Socket::chain`].
     pub fn chains_named(&self, table: &TableId, names: &[&str]) -> Result<Vec<ChainInfo>, Error> {
         let mut found = Vec::new();
         for some in names.chunks(AT_ONCE) {
@@ -91,7 +92,7 @@ impl Socket {
         Ok(found)
     }
 
-    /// One flowtable; none if it or its table is missing.
+    /// One flowtable, or none if the flowtable or its table does not exist.
     pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
         let mut message = get(GET_FLOWTABLE, flag::ACK, table.family.number());
         message.text(uapi::FLOWTABLE_TABLE, &table.name).text(uapi::FLOWTABLE_NAME, name);
@@ -107,8 +108,8 @@ impl Socket {
         })
     }
 
-    /// What `read` makes of the attributes of each rule that the kernel lists for a chain; older kernels list other
-    /// chains, too.
+    /// Calls `read` with the attributes of each rule that the kernel lists for a chain, and returns the results.
+    /// Older kernels also list the rules of other chains.
     pub(crate) fn each_rule<T>(
         &self,
         table: &TableId,
@@ -120,9 +121,9 @@ impl Socket {
         self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| read(body))
     }
 
-    /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. For
-    /// rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there is
-    /// no such chain.
+    /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. This is
+    /// meant for rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there
+    /// is no such chain.
     pub fn has_rule(
         &self,
         table: &TableId,
@@ -147,15 +148,15 @@ impl Socket {
         })
     }
 
-    /// One set or map; none if it or its table is missing.
+    /// One set or map, or none if it or its table does not exist.
     pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
         let mut message = get(GET_SET, flag::ACK, table.family.number());
         message.text(uapi::SET_TABLE, &table.name).text(uapi::SET_NAME, name);
         self.one(&format!("read set {table} {name}"), message, parse::set)
     }
 
-    /// One element by its key; none if it, its set or its table is missing. In a set of ranges: the element
-    /// with exactly this range or, without an end, the element that contains the key.
+    /// One element by its key, or none if the element, its set or its table does not exist. In a set of ranges, this
+    /// is the element with exactly this range or, if no end is given, the element that contains the key.
     pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
         let mut message = get(GET_ELEMENT, flag::ACK, id.table.family.number());
         message.text(uapi::LIST_TABLE, &id.table.name).text(uapi::LIST_SET, &id.set);
@@ -173,7 +174,8 @@ impl Socket {
             Err(Errno::ENOENT) => return Ok(None),
             Err(errno) => return Err(Error::Io { operation: format!("read element {id}"), errno }),
         }
-        // The set has the types of the data. It is read only now, because most look-ups are for elements that no one has.
+        // The types of the data are read from the set only now, because most lookups are for elements that do not
+        // exist.
         let mut found = None;
         if let (Some(body), Some(set)) = (reply, self.known_set(id)?) {
             parse::elements(&body, &set, |element| found = Some(element));
@@ -181,7 +183,7 @@ impl Socket {
         Ok(found)
     }
 
-    /// The set of an element. A set that was replaced while this socket was open is not noticed.
+    /// The set of an element. If a set is replaced while this socket is open, this is not noticed.
     fn known_set(&self, id: &ElementId) -> Result<Option<SetInfo>, Error> {
         let name = (id.table.clone(), id.set.clone());
         if let Some(known) = self.sets.borrow().get(&name) {
@@ -199,13 +201,13 @@ impl Socket {
         self.fold_elements(table, set, Vec::new, Vec::push)
     }
 
-    /// Calls `each` for all elements of a set without storing them. If another process changes the ruleset
-    /// during the dump, the result is discarded, and the dump repeated with a new `start()`. Of a range in a
-    /// set whose key is a single value, only the beginning is passed; [`Socket::ranges`] has both ends.
-    /// `each` must not use this socket, which is reading the reply (EDEADLK); another one can be used.
+    /// Calls `each` for all elements of a set without storing them. If another process changes the ruleset during the
+    /// dump, the result is discarded, and the dump is repeated with a new `start()`. Of a range in a set whose key is
+    /// a single value, only the beginning is passed; [`Socket::ranges`] returns both ends. `each` must not use this
+    /// socket, from which the reply is being read (EDEADLK), but may use another one.
     ///
-    /// The kernel walks the set again for each 32 KB of the reply, so the time grows with the square of the
-    /// number of elements: about a second for 50,000.
+    /// The kernel walks the set from the beginning for every 32 KB of the reply, so the time grows with the square of
+    /// the number of elements: it is about a second for 50,000.
     ///
     /// # Errors
     /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::Unstable`].
@@ -216,8 +218,8 @@ impl Socket {
         start: impl Fn() -> T,
         mut each: impl FnMut(&mut T, ElementInfo),
     ) -> Result<T, Error> {
-        // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a dump by
-        // an index, and repeats one element for each that it misses.
+        // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a dump at an
+        // index, and for each element that it misses, it repeats another one.
         let begin = || (start(), HashSet::new(), false);
         let read = |body: &[u8], info: &SetInfo, (gathered, seen, repeated): &mut (T, HashSet<u64>, bool)| {
             parse::elements(body, info, |element| {
@@ -233,7 +235,7 @@ impl Socket {
         let read =
             |body: &[u8], info: &SetInfo, (kind, bounds): &mut (Option<DataType>, BTreeMap<_, bool>)| {
                 *kind = info.key.as_deref().and_then(|types| types.first().copied());
-                // Where a range begins behind another one, the key is a bound of both.
+                // If a range begins where another one ends, the key is a bound of both.
                 parse::bounds(body, |key, is_end| *bounds.entry(key).or_insert(true) &= is_end);
             };
         let (kind, bounds) = self.dump_set(table, set, || (None, BTreeMap::new()), read, |_| true)?;
@@ -241,8 +243,8 @@ impl Socket {
         Ok(intervals::ranges(kind, &bounds))
     }
 
-    /// Repeats the dump of a set until the ruleset has not changed during it, and `is_whole` is true of the
-    /// result.
+    /// Repeats the dump of a set until the ruleset has not changed during the dump and `is_whole` returns true for
+    /// the result.
     fn dump_set<T>(
         &self,
         table: &TableId,
@@ -254,8 +256,8 @@ impl Socket {
         let operation = || format!("list elements of {table} {set}");
         let since = Instant::now();
         while since.elapsed() < DUMP_PATIENCE {
-            // The kernel does not mark an interrupted dump of elements (6.18 does not), and such a dump
-            // misses some elements and repeats others.
+            // The kernel does not mark an interrupted dump of elements (6.18 does not), although such a dump misses
+            // some elements and repeats others.
             let generation = self.generation()?;
             let Some(info) = self.set(table, set)? else {
                 return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
@@ -274,7 +276,7 @@ impl Socket {
         Err(Error::Unstable { operation: operation() })
     }
 
-    /// Reads a list; empty if the object whose contents it is does not exist.
+    /// Reads a list of an object's contents. Empty if the object does not exist.
     fn gather<T>(
         &self,
         operation: &str,
@@ -289,7 +291,7 @@ impl Socket {
         })
     }
 
-    /// Reads one object; none if it is missing.
+    /// Reads one object. None if the object does not exist.
     fn one<T>(
         &self,
         operation: &str,
