@@ -23,15 +23,15 @@ pub enum ActivationError {
     NoSocket,
 }
 
-/// Takes over the listening socket that systemd passed to this process, if any. Call it once, before opening
-/// anything: another file could get the descriptor.
+/// Takes over the listening socket that systemd passed to this process, if any. Call this once, before opening
+/// anything, because another file could otherwise get the descriptor.
 ///
 /// # Errors
 /// [`ActivationError::TooMany`] or [`ActivationError::NoSocket`] if what was passed is not exactly one
 /// socket.
 pub fn listener() -> Result<Option<UnixListener>, ActivationError> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    // Children inherit the variables, which are not meant for them.
+    // Child processes inherit the variables, although they are not meant for them.
     if number("LISTEN_PID") != Some(std::process::id()) {
         return Ok(None);
     }

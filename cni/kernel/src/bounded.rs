@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Files whose paths or contents come from others: read up to a limit.
+//! Reads files whose paths or contents come from others, up to a size limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,13 +9,14 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// The most bytes of a configuration, such as a plugin's standard input.
+/// The most bytes that a configuration may have, such as a plugin's standard input.
 pub const CONFIGURATION: u64 = 16 << 20;
 
 /// Reads a regular file of at most `limit` bytes. Follows symbolic links, but never waits for a FIFO or a device.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidInput`] for a file of another kind, [`io::ErrorKind::FileTooLarge`] for a larger one.
+/// The system's error; [`io::ErrorKind::InvalidInput`] for a file of another kind, [`io::ErrorKind::FileTooLarge`]
+/// for a larger one.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;

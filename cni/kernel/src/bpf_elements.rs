@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The elements of BPF hash maps, read thousands at a time (Linux 5.6). Reading them key by key takes two system calls
-//! for each, and costs ten times as much.
+//! Reads the elements of BPF hash maps, thousands at a time (Linux 5.6). Reading them key by key would take two
+//! system calls for each element, and ten times as long.
 #![allow(unsafe_code, reason = "bpf is a system call that nix does not wrap")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,7 +18,7 @@ const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
 /// The size of [`Info`].
 const INFO: u32 = 16;
-/// The most elements of one call. The kernel never splits a bucket, and refuses one with more (ENOSPC).
+/// The most elements of one call. The kernel never splits a bucket, and refuses (ENOSPC) if a bucket has more.
 const CHUNK: u32 = 4096;
 
 /// The beginning of `struct bpf_map_info`.
@@ -44,13 +44,13 @@ struct InfoAttributes {
 #[repr(C)]
 #[derive(Debug)]
 struct BatchAttributes {
-    /// The address of the place to continue at; 0 for the beginning.
+    /// The address of the position at which to continue, or 0 for the beginning.
     from: u64,
-    /// The address to which the kernel writes where the next call continues.
+    /// The address to which the kernel writes the position for the next call.
     to: u64,
     keys: u64,
     values: u64,
-    /// Before the call the room for elements, after it the number of elements.
+    /// Before the call, the number of elements for which there is room; afterwards, the number of elements read.
     count: u32,
     map: u32,
     element_flags: u64,
@@ -60,7 +60,7 @@ struct BatchAttributes {
 /// Calls `each` with key and value of each element. Elements that change concurrently may be missing.
 ///
 /// # Errors
-/// EINVAL before Linux 5.6, or for another map than a hash or an LRU hash; EPERM without CAP_BPF.
+/// EINVAL before Linux 5.6, or if the map is neither a hash nor an LRU hash; EPERM without CAP_BPF.
 pub fn read_elements(map: BorrowedFd<'_>, mut each: impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
     let Info { kind, key_size, value_size, .. } = info(map)?;
     if !matches!(kind, HASH | LRU_HASH) || key_size == 0 || value_size == 0 {
@@ -102,15 +102,15 @@ fn info(map: BorrowedFd<'_>) -> Result<Info, Errno> {
     Errno::result(result).map(|_| info)
 }
 
-/// Reads up to [`CHUNK`] elements, for which the slices have room. Returns their number and the place at which to
-/// continue, or no place at the end.
+/// Reads up to [`CHUNK`] elements, for which the slices have room. Returns their number and the position at which to
+/// continue, or none at the end.
 fn read_batch(
     map: BorrowedFd<'_>,
     from: Option<u32>,
     keys: &mut [u8],
     values: &mut [u8],
 ) -> Result<(Option<u32>, usize), Errno> {
-    // In a hash map, a place is the number of a bucket.
+    // In a hash map, the position is the number of a bucket.
     let (from, mut to) = (from.as_ref().map_or(ptr::null(), ptr::from_ref), 0_u32);
     let mut attributes = BatchAttributes {
         from: from.expose_provenance() as u64,

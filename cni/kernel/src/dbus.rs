@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a
-//! time, and signals.
+//! The part of D-Bus that firewalld needs: signals, and method calls with text arguments over the system bus, one at
+//! a time.
 //!
 //! The wire format is that of the D-Bus Specification 0.41, sections "Message Protocol" and "Authentication
 //! Protocol". A library's client would bring an event loop or tens of dependencies into every plugin process.
@@ -38,12 +38,12 @@ pub enum BusError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A message that does not conform to the specification.
+    /// A message does not conform to the specification.
     #[error("{operation}: unexpected reply: {reason}")]
     Protocol {
         /// The call.
         operation: String,
-        /// What is wrong with it.
+        /// What is wrong with the message.
         reason: &'static str,
     },
     /// An error reply.
@@ -136,7 +136,7 @@ impl Bus {
         let digits: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
         self.stream.write_all(format!("\0AUTH EXTERNAL {digits}\r\n").as_bytes()).map_err(io)?;
         let mut line = Vec::new();
-        // Byte by byte, as the bytes after the line belong to the next message.
+        // The line is read byte by byte, because the bytes after it belong to the next message.
         while !line.ends_with(b"\r\n") && line.len() < 512 {
             let mut byte = [0];
             self.stream.read_exact(&mut byte).map_err(io)?;
@@ -354,7 +354,7 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// Reads values one after the other. Positions count from the message's beginning, as alignment does.
+/// Reads values one after the other. Positions count from the beginning of the message, because alignment does, too.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -449,7 +449,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// A message of a peer as a signal and as a reply, for fuzzing.
+/// Decodes a message of a peer both as a signal and as a reply, for fuzzing.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn read(bytes: &[u8]) -> Option<(Signal, Reply)> {
     let message = Message::parse(bytes)?;

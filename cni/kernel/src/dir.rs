@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Files that are complete or absent, also after a power cut.
+//! Files that are either complete or absent, even after a power cut.
 //!
-//! A [`DurableDir`] holds a directory open. Names are single components, resolved below that descriptor
-//! without following symbolic links: no name, and no rename of a parent, leads elsewhere. When a method that
-//! writes returns, the change is on disk: file and directory are synced.
+//! A [`DurableDir`] holds a directory open. Names are single components, which are resolved below that descriptor
+//! without following symbolic links, so no name and no renamed parent leads elsewhere. When a method that writes
+//! returns, the change is on disk, because both the file and the directory have been synced.
 
 mod error;
 pub(crate) mod removal;
@@ -30,7 +30,7 @@ pub use removal::{is_fixed, remove_all, remove_empty};
 /// Prefix of temporary files' names. [`DurableDir::list`] leaves them out.
 pub const TEMPORARY: &str = ".slipway-tmp-";
 
-/// The age of an abandoned temporary file: runtimes do not let a plugin run for minutes.
+/// From this age on, a temporary file counts as abandoned, because runtimes do not let a plugin run for minutes.
 const STALE: Duration = Duration::from_secs(600);
 
 /// An open directory.
@@ -38,11 +38,12 @@ const STALE: Duration = Duration::from_secs(600);
 pub struct DurableDir {
     fd: OwnedFd,
     path: PathBuf,
-    /// Where temporary files are made, if not in the directory itself.
+    /// The directory in which temporary files are made. None for the directory itself.
     scratch: Option<OwnedFd>,
 }
 
-/// The mode of [`DurableDir::open_file`]. A new file gets the mode given, whatever the process's umask.
+/// How [`DurableDir::open_file`] opens a file. A new file gets exactly the given mode, whatever the process's umask
+/// is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// For reading; the file must exist.
@@ -59,7 +60,7 @@ pub enum Access {
 
 /// The last change of a directory's entries, by its file system's clock.
 ///
-/// File systems use the kernel's tick (1–10 ms): two changes within one tick have the same time.
+/// File systems use the kernel's tick (1–10 ms), so two changes within one tick have the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mtime {
     /// Seconds since 1970.
@@ -124,8 +125,8 @@ impl DurableDir {
         Ok(Self { fd, path, scratch: None })
     }
 
-    /// From now on, makes temporary files in `scratch`, which must be on the same file system. Meant for directories in
-    /// which other programs use every file.
+    /// From now on, makes temporary files in `scratch`, which must be on the same file system. This is meant for
+    /// directories in which other programs use every file.
     ///
     /// # Errors
     /// [`DirError::System`] if the process is out of descriptors.
@@ -150,7 +151,7 @@ impl DurableDir {
     pub fn open_file(&self, name: impl AsRef<OsStr>, access: Access) -> Result<File, DirError> {
         let name = self.component(name.as_ref())?;
         let path = self.path.join(name);
-        // Non-blocking: a FIFO of this name must not block the plugin.
+        // Non-blocking, because a FIFO with this name must not block the plugin.
         let always = OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let (flags, mode) = match access {
             Access::Read => (OFlag::O_RDONLY, None),
@@ -181,8 +182,8 @@ impl DurableDir {
         }
     }
 
-    /// Creates a file that gets its name when its content is on disk: after a crash it is complete or absent.
-    /// A failed call leaves no file of this name.
+    /// Creates a file that gets its name only when its content is on disk, so after a crash it is complete or absent.
+    /// If the call fails, there is no file with this name.
     ///
     /// # Errors
     /// [`DirError::already_exists`] if the name is taken.
@@ -206,11 +207,11 @@ impl DurableDir {
         self.sync_or_remove(name).inspect(|()| log::debug!("create {path:?}"))
     }
 
-    /// Replaces or creates a file atomically: readers, and the disk after a crash, have the old content or
-    /// the new one.
+    /// Replaces or creates a file atomically: readers, as well as the disk after a crash, have either the old content
+    /// or the new one.
     ///
     /// # Errors
-    /// [`DirError::System`]; the old content stays.
+    /// [`DirError::System`], in which case the old content stays.
     pub fn replace(&self, name: impl AsRef<OsStr>, content: &[u8], mode: u32) -> Result<(), DirError> {
         let name = self.component(name.as_ref())?;
         let temporary = self.write_temporary(content, mode)?;
@@ -222,7 +223,7 @@ impl DurableDir {
         self.sync()
     }
 
-    /// Renames a file, replacing any file of the new name. Syncs nothing.
+    /// Renames a file, replacing any file that has the new name. Syncs nothing.
     ///
     /// # Errors
     /// [`DirError::System`]: ENOENT if there is no such file.
@@ -247,7 +248,7 @@ impl DurableDir {
         }
     }
 
-    /// Reads a whole file; none if it does not exist.
+    /// Reads a whole file. None if the file does not exist.
     ///
     /// # Errors
     /// [`DirError::TooLarge`] for more than `limit` bytes, otherwise the errors of [`DurableDir::open_file`].
@@ -276,7 +277,7 @@ impl DurableDir {
         Ok(self.entries()?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
-    /// True if a file or directory of this name exists; a symbolic link counts.
+    /// True if a file or directory with this name exists. A symbolic link counts, too.
     ///
     /// # Errors
     /// [`DirError::System`] if the kernel cannot look it up.
@@ -322,8 +323,8 @@ impl DurableDir {
             .count())
     }
 
-    /// Removes temporary files older than any running plugin, and returns their number. For directories
-    /// without a lock.
+    /// Removes temporary files that are older than any running plugin, and returns their number. This is meant for
+    /// directories without a lock.
     ///
     /// # Errors
     /// [`DirError::System`] if the directory cannot be read.
@@ -357,8 +358,8 @@ impl DurableDir {
         self.scratch.as_ref().unwrap_or(&self.fd).as_fd()
     }
 
-    /// Creates the file without a name first (O_TMPFILE): a killed process leaves nothing behind, and no
-    /// reader of the directory sees it.
+    /// Creates the file without a name first (O_TMPFILE), so that a process that is killed leaves nothing behind, and
+    /// no reader of the directory sees the file.
     fn link_unnamed(&self, name: &OsStr, content: &[u8], mode: u32) -> Result<(), Unnamed> {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         let fd = match openat(&self.fd, ".", flags, Mode::from_bits_truncate(mode)) {
@@ -380,7 +381,8 @@ impl DurableDir {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         loop {
-            // The name is unique among running processes, but a dead one may have left a file of that name.
+            // The name is unique among running processes, but a process that has ended may have left a file with that
+            // name.
             let count = COUNTER.fetch_add(1, Ordering::Relaxed);
             let name = OsString::from(format!("{TEMPORARY}{}-{count}", std::process::id()));
             let fd = match openat(self.scratch(), name.as_os_str(), flags, Mode::from_bits_truncate(mode)) {
@@ -398,8 +400,8 @@ impl DurableDir {
         }
     }
 
-    /// Removes a temporary file. Its failure is only logged: the caller has a finished file or an error of
-    /// its own.
+    /// Removes a temporary file. A failure is only logged, because the caller has either a finished file or an error
+    /// of its own.
     fn drop_temporary(&self, name: &OsStr) {
         if let Err(errno) = unlinkat(self.scratch(), name, UnlinkatFlags::NoRemoveDir) {
             log::warn!("remove {:?}: {errno}", self.path.join(name));
@@ -435,7 +437,7 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::
 enum Unnamed {
     /// The file system has no O_TMPFILE, or `/proc` is not mounted: use a named temporary file.
     Unsupported,
-    /// A failure that a named file would meet, too.
+    /// A failure that would also occur with a named file.
     Failed(&'static str, Errno),
 }
 

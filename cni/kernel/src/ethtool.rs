@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Features of a link by their names (ethtool(8), linux/ethtool.h), in the namespace of the calling thread.
+//! Reads and sets features of a link by name (ethtool(8), linux/ethtool.h), in the namespace of the calling thread.
 #![allow(unsafe_code, reason = "nix has no ioctl for ethtool")]
 
 use std::net::UdpSocket;
@@ -59,7 +59,7 @@ pub enum FeatureError {
 pub fn feature(link: &str, name: &str) -> Result<Switch, FeatureError> {
     let failed = |errno| kernel("read", link, name, errno);
     let place = Place::of(link, name)?;
-    // For each block: available, requested, active, never changed.
+    // Each block consists of four words: available, requested, active, never changed.
     let mut words = vec![0; 2 + 4 * place.blocks];
     words[..2].copy_from_slice(&[GFEATURES, u32::try_from(place.blocks).unwrap_or(u32::MAX)]);
     call(link, &mut words).map_err(failed)?;
@@ -73,7 +73,7 @@ pub fn feature(link: &str, name: &str) -> Result<Switch, FeatureError> {
 pub fn set_feature(link: &str, name: &str, switch: Switch) -> Result<(), FeatureError> {
     let failed = |errno| kernel("set", link, name, errno);
     let place = Place::of(link, name)?;
-    // For each block: the bits that count, and their values.
+    // Each block consists of two words: the bits that count, and their values.
     let mut words = vec![0; 2 + 2 * place.blocks];
     words[..2].copy_from_slice(&[SFEATURES, u32::try_from(place.blocks).unwrap_or(u32::MAX)]);
     words[2 + 2 * place.block] = place.bit;
@@ -87,7 +87,7 @@ fn kernel(operation: &'static str, link: &str, name: &str, errno: Errno) -> Feat
     FeatureError::Kernel { operation, feature: name.to_owned(), link: link.to_owned(), errno }
 }
 
-/// The bit of a feature in the kernel's blocks of 32.
+/// Where a feature's bit is in the kernel's blocks of 32 bits.
 struct Place {
     block: usize,
     bit: u32,
@@ -97,7 +97,7 @@ struct Place {
 impl Place {
     fn of(link: &str, name: &str) -> Result<Self, FeatureError> {
         let failed = |errno| kernel("read", link, name, errno);
-        // The command, a reserved word, a mask of sets in two words, the size of the set.
+        // The words are the command, a reserved word, a mask of sets in two words, and the size of the set.
         let mut size = [GSSET_INFO, 0, 0, 0, 0];
         let mask = (1_u64 << FEATURE_NAMES).to_ne_bytes();
         for (word, bytes) in size[2..4].iter_mut().zip(mask.as_chunks().0) {
@@ -105,7 +105,8 @@ impl Place {
         }
         call(link, &mut size).map_err(failed)?;
         let count = usize::try_from(size[4]).unwrap_or_default();
-        // The command, the set, the number of names, the names. The kernel writes all of them; their number is fixed.
+        // The words are the command, the set, the number of names, and the names. The kernel writes all names, whose
+        // number is fixed.
         let mut words = vec![0; 3 + count * NAME / 4];
         words[..2].copy_from_slice(&[GSTRINGS, FEATURE_NAMES]);
         call(link, &mut words).map_err(failed)?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Forwarding of a network namespace, switched on without the loss of what routers have advertised to it.
+//! Switches on forwarding in a network namespace, without losing what routers have advertised.
 //!
-//! A kernel that forwards IPv6 packets is a router and ignores advertisements of other routers, unless a link's
-//! `accept_ra` is 2. At the moment of the change it also deletes the default routes that it has learnt on all other
-//! links (`rt6_purge_dflt_routers` in `net/ipv6/route.c`): a node whose only default route comes from a router loses
-//! its network. So `accept_ra` of exactly these links becomes 2 first.
+//! A kernel that forwards IPv6 packets is a router, and ignores the advertisements of other routers unless a link's
+//! `accept_ra` is 2. When forwarding is switched on, the kernel also deletes the default routes that it has learnt on
+//! all other links (`rt6_purge_dflt_routers` in `net/ipv6/route.c`). A node whose only default route comes from a
+//! router would lose its network. So `accept_ra` of exactly these links is set to 2 first.
 //!
 //! ```text
 //! subscribe to changes of routes
@@ -35,9 +35,9 @@ use crate::sysctl::{self, SysctlError};
 
 /// `RTPROT_RA` of `linux/rtnetlink.h`: the origin of routes from router advertisements.
 const FROM_ADVERTISEMENT: NonZeroU8 = NonZeroU8::new(9).expect("not zero");
-/// Stands for all tables. Advertised routes of a VRF's links are in the VRF's table.
+/// Means all tables, because advertised routes of a VRF's links are in the VRF's table.
 const ALL_TABLES: u32 = 0;
-/// The value of `accept_ra` with which a link accepts advertisements though the kernel forwards.
+/// The value of `accept_ra` with which a link accepts advertisements although the kernel forwards.
 const ACCEPT_AS_ROUTER: &str = "2";
 
 /// Forwarding could not be switched on.
@@ -51,14 +51,16 @@ pub enum ForwardingError {
     Sysctl(#[from] SysctlError),
 }
 
-/// Lets the calling thread's namespace forward packets of a family, if it does not do so yet. `route` is a socket in
+/// Makes the calling thread's namespace forward packets of a family, if it does not do so yet. `route` is a socket in
 /// that namespace.
 ///
-/// For IPv6 the links on which the kernel has learnt routes from advertisements keep them: their `accept_ra` becomes 2.
-/// Returns the names of these links; empty in the common case that forwarding was on, which costs one request.
+/// For IPv6, links on which the kernel has learnt routes from advertisements keep these routes, because their
+/// `accept_ra` is set to 2. Returns the names of these links. In the common case, forwarding is already on, which
+/// costs one request, and the result is empty.
 ///
 /// # Errors
-/// [`ForwardingError`] if a setting cannot be written: forwarding is off then, or a link's `accept_ra` is not 2.
+/// [`ForwardingError`] if a setting cannot be written. Either forwarding is then off, or a link's `accept_ra` is not
+/// 2.
 pub fn enable(route: &RouteSocket, family: AddressFamily) -> Result<Vec<String>, ForwardingError> {
     enable_below(sysctl::DIRECTORY.as_ref(), route, family)
 }
@@ -72,7 +74,7 @@ pub fn enable_below(
     route: &RouteSocket,
     family: AddressFamily,
 ) -> Result<Vec<String>, ForwardingError> {
-    // Writing the setting resets others, even if its value stays.
+    // Checked first, because writing the setting resets others, even if its value stays the same.
     if route.forwards(family)? {
         return Ok(Vec::new());
     }
@@ -93,8 +95,8 @@ fn enable_ipv6(directory: &Path, route: &RouteSocket) -> Result<Vec<String>, For
     Ok(learnt.names)
 }
 
-/// The indexes of the links on which the kernel has learnt something from router advertisements: a route, or an address
-/// of limited lifetime, which only a further advertisement renews.
+/// The indexes of the links on which the kernel has learnt something from router advertisements: a route, or an
+/// address with a limited lifetime, which only another advertisement renews.
 ///
 /// # Errors
 /// [`RouteError`] if links, addresses or routes cannot be listed.
@@ -103,7 +105,8 @@ pub fn advertised_links(route: &RouteSocket) -> Result<BTreeSet<u32>, RouteError
     let mut found: BTreeSet<u32> = routes.iter().filter_map(|route| route.link).collect();
     let links = route.links()?;
     if links.iter().any(|link| link.has_router && !found.contains(&link.index)) {
-        // Other programs give addresses limited lifetimes as well, so only links that a router answered count.
+        // Other programs also add addresses with limited lifetimes, so only links on which a router has answered
+        // count.
         let addresses = route.all_addresses()?;
         let renewed = addresses.iter().filter(|address| address.expires && address.net.addr().is_ipv6());
         let links = renewed.filter_map(|address| links.iter().find(|link| link.index == address.link));
@@ -134,7 +137,7 @@ struct Advertised<'a> {
 }
 
 impl Advertised<'_> {
-    /// Before the change: keeps all that was learnt until now.
+    /// Before the change: keeps everything that has been learnt until now.
     fn keep_all(&mut self) -> Result<(), ForwardingError> {
         for index in advertised_links(self.route)? {
             self.keep(index)?;
@@ -145,8 +148,8 @@ impl Advertised<'_> {
         Ok(())
     }
 
-    /// After the change: a route that appeared since the last look is gone. Lets its link accept advertisements and
-    /// asks for one, because unasked the next one may take half an hour (RFC 4861, section 6.2.1).
+    /// After the change, a route that appeared since the last look is gone. Lets its link accept advertisements and
+    /// asks for one, because the next unsolicited one may take half an hour (RFC 4861, section 6.2.1).
     fn keep_late(&mut self) -> Result<(), ForwardingError> {
         for index in self.reported()? {
             if let Some(link) = self.keep(index)?
@@ -175,7 +178,8 @@ impl Advertised<'_> {
         Ok(found.difference(&self.kept).copied().collect())
     }
 
-    /// Sets a link's `accept_ra` to 2, unless it refuses advertisements (0) or is at 2. Returns the link if it was changed.
+    /// Sets a link's `accept_ra` to 2, unless the link refuses advertisements (0) or already has that value. Returns
+    /// the link if the setting was changed.
     fn keep(&mut self, index: u32) -> Result<Option<Link>, ForwardingError> {
         self.kept.insert(index);
         let link = match self.route.link_by_index(index) {

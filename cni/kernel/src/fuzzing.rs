@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The parsers that are not public, for fuzzing: each takes any bytes and returns what it has read.
+//! The private parsers, for fuzzing. Each takes arbitrary bytes and returns what it has read.
 
 use std::fmt::Debug;
 
@@ -13,7 +13,8 @@ pub use crate::route::fuzzing::{
 };
 use crate::xtables;
 
-/// The entries of a legacy table of iptables. The first byte chooses the family, the next 84 are the table's header.
+/// The entries of a legacy table of iptables. The first byte chooses the family, and the next 84 bytes are the
+/// table's header.
 pub fn legacy_table(bytes: &[u8]) -> impl Debug {
     const HEADER: usize = 84;
     let (choice, rest) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));

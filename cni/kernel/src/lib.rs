@@ -2,7 +2,7 @@
 
 //! Network namespaces, routing netlink, sysctls, locks, and files that survive a power cut.
 //!
-//! All calls block. The crate knows nothing of CNI and keeps nothing between calls but open descriptors: the
+//! All calls block. The crate knows nothing about CNI and keeps only open descriptors between calls, because the
 //! state is in the kernel.
 
 #![warn(missing_docs, clippy::missing_errors_doc)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use crate::dir::{Access, DirError, DurableDir};
 
-/// A flock(2) lock on a file, exclusive or shared. Dropping it releases the lock, as does the kernel when the
-/// process ends.
+/// A flock(2) lock on a file, either exclusive or shared. Dropping the value releases the lock, and the kernel does
+/// so when the process ends.
 #[derive(Debug)]
 pub struct FileLock {
     file: File,
@@ -50,7 +50,7 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// True if another process holds the lock: try again later.
+    /// True if another process holds the lock, so that a later attempt may succeed.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut { .. })
@@ -69,8 +69,8 @@ impl FileLock {
         Self::lock(file, dir.path().join(name), patience, Mode::Exclusive)
     }
 
-    /// Acquires the lock as [`FileLock::acquire`] does, but shared: other processes may share it, none can
-    /// hold it exclusively.
+    /// Acquires the lock like [`FileLock::acquire`], but shared: other processes may share it, but none can hold it
+    /// exclusively.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if another process holds the exclusive lock for all of `patience`;
@@ -80,20 +80,21 @@ impl FileLock {
         Self::lock(file, dir.path().join(name), patience, Mode::Shared)
     }
 
-    /// Acquires the exclusive lock on a file or directory that is open already. `path` is for error messages.
+    /// Acquires the exclusive lock on a file or directory that is already open. `path` is only for error messages.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Lock`]
     /// if `/proc` is not mounted.
     pub fn on(file: &File, path: &Path, patience: Duration) -> Result<Self, LockError> {
-        // The file is opened again, because flock(2) locks an open file description: two locks on `file` would be one.
+        // The file is opened again, because flock(2) locks an open file description, so two locks on `file` would be
+        // one.
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|source| LockError::Lock { path: path.to_owned(), source })?;
         Self::lock(again, path.to_owned(), patience, Mode::Exclusive)
     }
 
     /// Acquires the exclusive lock on an open directory, without making a file in it. The lock belongs to the
-    /// descriptor, so drop it before locking `dir` again.
+    /// directory's descriptor, so drop the lock before you lock `dir` again.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if other processes hold the lock for all of `patience`; [`LockError::Lock`] if the file system
@@ -131,8 +132,9 @@ impl FileLock {
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
         }
-        // flock(2) has no time limit, and polling would let late comers overtake. So a thread waits, and is
-        // abandoned after `patience`. If it acquires the lock later, dropping what it sends releases it.
+        // flock(2) has no time limit, and with polling, later processes could overtake this one. So a thread waits,
+        // and is abandoned after `patience`. If the thread acquires the lock later, the lock is released when the
+        // value that it sends is dropped.
         let (sender, receiver) = mpsc::channel();
         let waiting = path.clone();
         std::thread::Builder::new()
@@ -154,7 +156,7 @@ impl FileLock {
         }
     }
 
-    /// True if the lock file was deleted: the next process that opens its name locks another file.
+    /// True if the lock file was deleted, so that the next process that opens its name locks another file.
     #[must_use]
     pub fn is_deleted(&self) -> bool {
         self.file.metadata().is_ok_and(|data| data.nlink() == 0)
@@ -169,7 +171,7 @@ impl FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Closing is not enough: a child between fork and exec has the file open, too.
+        // Closing is not enough, because a child process between fork and exec has the file open as well.
         if let Err(error) = self.file.unlock() {
             log::warn!("unlock {:?}: {error}", self.path);
         }
@@ -234,7 +236,7 @@ mod tests {
         assert!(lock(&two, Duration::ZERO).unwrap_err().is_timeout());
         assert!(lock(&two, Duration::from_millis(20)).unwrap_err().is_timeout());
         drop(held);
-        // The thread that waited in vain releases what it acquires too late.
+        // The abandoned thread releases the lock that it acquires too late.
         drop(lock(&one, Duration::from_secs(20)).unwrap());
         drop(lock(&two, Duration::from_secs(20)).unwrap());
     }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// A 48-bit Ethernet address. Prints as six lower-case pairs with colons.
+/// A 48-bit Ethernet address. Prints as six pairs of lower-case digits separated by colons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
@@ -17,13 +17,13 @@ pub struct Mac(pub [u8; 6]);
 pub struct MacError(String);
 
 impl Mac {
-    /// A random locally administered address (IEEE 802, the second lowest bit of the first byte), as the
-    /// kernel gives new virtual links.
+    /// A random locally administered address (IEEE 802, the second lowest bit of the first byte), like those that the
+    /// kernel assigns to new virtual links.
     ///
     /// # Errors
     /// The error of getrandom(2).
     pub fn random() -> std::io::Result<Self> {
-        // getrandom(2), not /dev/urandom: a plugin may run without /dev.
+        // getrandom(2) works without /dev, unlike /dev/urandom.
         let mut bytes = [0_u8; 6];
         // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which lives through the call.
         let count = unsafe { nix::libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_link_local_address_is_the_kernels() {
-        // `ip address` of a veth with this address.
+        // Taken from the output of `ip address` for a veth with this address.
         let mac: Mac = "02:11:22:33:44:55".parse().unwrap();
         assert_eq!(mac.link_local().to_string(), "fe80::11:22ff:fe33:4455");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Named network namespaces: a file below `/run/netns` that the namespace is mounted on, as by ip-netns(8).
+//! Named network namespaces: files below `/run/netns` on which a namespace is mounted, as ip-netns(8) creates them.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,16 +28,16 @@ pub fn path_of(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// Makes a namespace. The name is a part of a path: the caller has checked it.
+/// Makes a namespace. The caller must have checked the name, because it becomes part of a path.
 ///
 /// # Errors
-/// [`NamedNetnsError`], also if the name is taken.
+/// [`NamedNetnsError`], for instance if the name is taken.
 pub fn create(name: &str) -> Result<PathBuf, NamedNetnsError> {
     let path = path_of(name);
     let failed = |action, error| NamedNetnsError { action, path: path.clone(), error };
     fs::create_dir_all(DIRECTORY).map_err(|error| failed("create the directory of", error))?;
     File::create_new(&path).map_err(|error| failed("create network namespace", error))?;
-    // unshare(2) moves only the calling thread, which then ends. The mount keeps the namespace.
+    // unshare(2) moves only the calling thread, which ends afterwards. The mount keeps the namespace alive.
     let made = std::thread::scope(|scope| {
         let make = || -> Result<(), Errno> {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -54,15 +54,15 @@ pub fn create(name: &str) -> Result<PathBuf, NamedNetnsError> {
     Ok(path)
 }
 
-/// Deletes a namespace's name, if it exists. The namespace ends when its last process and socket do.
+/// Deletes a namespace's name, if it exists. The namespace itself ends with its last process or socket.
 ///
 /// # Errors
-/// [`NamedNetnsError`] if it cannot be unmounted or its file not be removed.
+/// [`NamedNetnsError`] if the namespace cannot be unmounted or its file cannot be removed.
 pub fn delete(name: &str) -> Result<(), NamedNetnsError> {
     let path = path_of(name);
     let failed = |action, error| Err(NamedNetnsError { action, path: path.clone(), error });
     match umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-        // EINVAL: a plain file, left by a process that was killed.
+        // EINVAL means that this is a plain file, which a process that was killed has left.
         Ok(()) | Err(Errno::EINVAL) => {}
         Err(Errno::ENOENT) => return Ok(()),
         Err(errno) => return failed("unmount network namespace", errno.into()),

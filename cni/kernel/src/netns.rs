@@ -80,7 +80,7 @@ pub enum NetnsError {
 }
 
 impl NetnsError {
-    /// True if the namespace is gone: nothing is at its path, or only the plain file that its mount covered.
+    /// True if the namespace is gone: either nothing is at its path, or only the plain file on which it was mounted.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NotANamespace { .. })
@@ -95,7 +95,7 @@ impl Netns {
     /// [`NetnsError::WrongKind`] if it is something else.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         let owned = || path.to_path_buf();
-        // Non-blocking: a FIFO at the path must not block the plugin.
+        // Non-blocking, because a FIFO at the path must not block the plugin.
         let file =
             File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(|source| {
                 match source.raw_os_error() {
@@ -106,7 +106,7 @@ impl Netns {
         let kind = fstatfs(&file)
             .map_err(|errno| NetnsError::Open { path: owned(), source: errno.into() })?
             .filesystem_type();
-        // Before Linux 3.19 namespaces were in procfs; the reference plugins accept both.
+        // Before Linux 3.19, namespaces were in procfs. The reference plugins accept both.
         if kind != NSFS_MAGIC && kind != PROC_SUPER_MAGIC {
             #[allow(
                 clippy::cast_sign_loss,
@@ -142,8 +142,8 @@ impl Netns {
         &self.path
     }
 
-    /// Locks the namespace, waiting for at most `patience`. The lock is flock(2) on the namespace's file, as
-    /// the reference plugins take it.
+    /// Locks the namespace, waiting for at most `patience`. This is a flock(2) lock on the namespace's file, which
+    /// the reference plugins use as well.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`.
@@ -151,15 +151,15 @@ impl Netns {
         FileLock::on(&self.file, &self.path, patience)
     }
 
-    /// The namespace's cookie, a number that the kernel gives to no other namespace until the next boot, unlike the
-    /// inode number of [`Self::id`]. None before Linux 5.14, or if the namespace cannot be entered.
+    /// The namespace's cookie. Unlike the inode number of [`Self::id`], the kernel gives this number to no other
+    /// namespace until the next boot. None before Linux 5.14, or if the namespace cannot be entered.
     #[must_use]
     pub fn cookie(&self) -> Option<u64> {
         self.run(own_cookie).ok().flatten()
     }
 
-    /// Runs `work` inside the namespace, on a new thread: the calling thread never changes its namespace, so
-    /// that no failure can leave it in the wrong one.
+    /// Runs `work` inside the namespace, on a new thread. The calling thread never changes its namespace, so no
+    /// failure can leave it in the wrong one.
     ///
     /// # Errors
     /// [`NetnsError::Enter`] if the namespace cannot be entered.
@@ -214,8 +214,8 @@ pub(crate) fn cookie_of(socket: &impl AsFd) -> Option<u64> {
     (result == 0 && cookie != 0).then_some(cookie)
 }
 
-/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and also if the kernel does not
-/// know the request.
+/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11). Also true if the kernel does
+/// not know the request.
 fn is_network(file: &File) -> bool {
     const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
     // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.

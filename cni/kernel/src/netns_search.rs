@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The search for namespaces whose path is unknown or gone. A process in a namespace keeps it alive, as do a descriptor and a
-//! mount of its file.
+//! Searches for namespaces whose path is unknown or gone. A namespace is kept alive by a process in it, by an open
+//! descriptor, or by a mount of its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -15,19 +15,19 @@ use nix::errno::Errno;
 
 use crate::netns::NetnsId;
 
-/// Begins the name of a network namespace in a link of /proc, and its root in a list of mounts.
+/// How the target of a namespace link in /proc begins, and the root of a namespace in a list of mounts.
 const NET: &str = "net:[";
 
-/// Finds a path to each of these namespaces that a process of this PID namespace is in, has open, or sees mounted. Reads all
-/// of `/proc`. A namespace that only a socket keeps alive is not found.
+/// Finds a path to each of these namespaces, if a process of this PID namespace is in it, has it open, or sees it
+/// mounted. Reads all of `/proc`. A namespace that only a socket keeps alive is not found.
 ///
 /// # Errors
-/// The system's, if a process may not be looked at: then the search proves nothing.
+/// The system's error if a process must not be inspected, in which case the search proves nothing.
 pub fn find(wanted: &BTreeSet<NetnsId>) -> io::Result<BTreeMap<NetnsId, PathBuf>> {
     let mut search = Search { wanted, found: BTreeMap::new(), mounts: BTreeSet::new() };
     for pid in numbers(Path::new("/proc"))? {
         match search.look_at(&Path::new("/proc").join(pid.to_string())) {
-            // Process 1 is the node's own, and may have more rights than are needed to look at it.
+            // Process 1 belongs to the node itself, and inspecting it may require more rights.
             Err(error) if pid != 1 || error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
             _ => {}
         }
@@ -64,7 +64,7 @@ impl Search<'_> {
         if self.mounts.insert(mounts) {
             let list = match fs::read(process.join("mountinfo")) {
                 Ok(list) => list,
-                // A process that has ended and not been waited for has no mounts.
+                // A process that has ended but has not been waited for has no mounts.
                 Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => return Ok(()),
                 Err(error) => return ended_or(error),
             };
@@ -119,7 +119,7 @@ fn unescaped(word: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The names in a directory of /proc that are numbers; none if its process has ended.
+/// The names in a directory of /proc that are numbers. None if the process has ended.
 fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     let entries = match fs::read_dir(directory) {
@@ -138,7 +138,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Accepts that a process has ended.
+/// Turns the error that says that a process has ended into success.
 fn ended_or(error: io::Error) -> io::Result<()> {
     let has_ended =
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32);
@@ -162,7 +162,7 @@ mod tests {
     fn the_namespace_of_a_process_is_found() {
         let own = Netns::current().unwrap().id();
         let wanted = BTreeSet::from([own, NetnsId { ino: u64::MAX, ..own }]);
-        // Only root may look at the processes of all users.
+        // Only root may inspect the processes of all users.
         let Ok(found) = find(&wanted) else { return };
         assert_eq!(found.keys().collect::<Vec<_>>(), [&own]);
         assert_eq!(Netns::open(&found[&own]).unwrap().id(), own);

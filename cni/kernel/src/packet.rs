@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! IPv4 packets to and from a link that has no address yet, and ARP packets to its neighbours.
+//! Sends and receives IPv4 packets on a link that has no address yet, and sends ARP packets to its neighbours.
 #![allow(unsafe_code, reason = "packet sockets: nix has no way to make their addresses")]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -62,8 +62,9 @@ impl PacketSocket {
         self.send_as(ARP, packet, to)
     }
 
-    /// Waits until all packets sent have left the host, or have been delivered on it. Returns false if `until` passes
-    /// first. An ipvlan link delivers broadcasts later; if it is deleted before that, they are lost.
+    /// Waits until all packets that were sent have left the host, or have been delivered on it. Returns false if
+    /// `until` passes first. An ipvlan link delivers broadcasts later, and if the link is deleted before that, they
+    /// are lost.
     ///
     /// # Errors
     /// The error of the ioctl `TIOCOUTQ`.
@@ -99,7 +100,7 @@ impl PacketSocket {
         Errno::result(sent).map(drop)
     }
 
-    /// Waits for an IPv4 packet; returns none if `until` passes before. Packets longer than `buffer` are cut.
+    /// Waits for an IPv4 packet. Returns none if `until` passes first. A packet longer than `buffer` is cut.
     ///
     /// # Errors
     /// ENETDOWN if the link is deleted or set down.
@@ -153,13 +154,13 @@ fn filter(fd: &OwnedFd, port: u16) -> Result<(), Errno> {
         k,
     };
     let mut program = [
-        // The protocol; 17 is UDP.
+        // Compares the protocol; 17 is UDP.
         op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17),
-        // Only the first fragment passes.
+        // Lets only first fragments pass.
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6),
         op(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 0x1fff),
-        // The destination port, after a header whose length is in its first byte.
+        // Compares the destination port, which follows the IP header. The length of that header is in its first byte.
         op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0),
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 0, 0, 2),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::from(port)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Child processes, and the memory of this one.
+//! Starts child processes safely, and tunes the memory of this process.
 #![allow(
     unsafe_code,
     reason = "what a child does between fork and exec cannot be written without; nix does not wrap mallopt"
@@ -13,12 +13,12 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-/// Tunes the allocator for a process that lives some milliseconds: all threads share one heap, which grows in large
-/// steps and returns no memory to the kernel. Has no effect with C libraries other than glibc.
+/// Tunes the allocator for a process that lives for some milliseconds: all threads share one heap, which grows in
+/// large steps and never returns memory to the kernel. Has no effect with C libraries other than glibc.
 pub fn spare_allocations() {
     #[cfg(target_env = "gnu")]
     {
-        /// More than a plugin needs; only the pages that are used count.
+        /// More than a plugin needs, but only pages that are used cost anything.
         const STEP: libc::c_int = 1 << 20;
         let options = [
             (libc::M_ARENA_MAX, 1),
@@ -33,8 +33,8 @@ pub fn spare_allocations() {
     }
 }
 
-/// Kills the child when the thread that starts it ends (prctl(2), `PR_SET_PDEATHSIG`: the thread, not the
-/// process), so that a killed plugin leaves no orphaned helper.
+/// Kills the child when the thread that starts it ends, so that a plugin that is killed leaves no helper behind
+/// (prctl(2), `PR_SET_PDEATHSIG`, which depends on the thread, not on the process).
 pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec only calls that are safe in a signal handler are made: prctl and
     // getppid, both bare system calls. Nothing is allocated: an error of the system is a number.
@@ -44,14 +44,14 @@ pub fn kill_with_parent(command: &mut Command) -> &mut Command {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have ended before the call.
+            // The parent may have ended before prctl was called.
             if libc::getppid() == parent { Ok(()) } else { Err(Errno::ECANCELED.into()) }
         })
     }
 }
 
-/// Lets the child inherit standard input, output and error only: a runtime may have left other descriptors open in the
-/// plugin, and may wait until every process that has them ends.
+/// Lets the child inherit only standard input, output and error. A runtime may have left other descriptors open in
+/// the plugin, and may wait until every process that has them ends.
 pub fn without_other_descriptors(command: &mut Command) -> &mut Command {
     const FIRST: libc::c_uint = 3;
     /// The usual limit of a process.
@@ -62,7 +62,8 @@ pub fn without_other_descriptors(command: &mut Command) -> &mut Command {
         command.pre_exec(|| {
             if libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) != 0
             {
-                // Kernels before Linux 5.11 lack the flag. Numbers without a descriptor are refused.
+                // Kernels before Linux 5.11 lack the flag. Closing a number that is not open fails, which does no
+                // harm.
                 for number in FIRST.cast_signed()..LAST {
                     libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
                 }

@@ -2,11 +2,11 @@
 
 //! An instance of procfs that only this process uses, for the settings of network namespaces.
 //!
-//! `/proc/sys/net/ipv6` is another directory in each network namespace, and the kernel's cache of names keeps them all
-//! under the same hash, in one list (`proc_sys_compare`). A namespace whose settings were once looked up in `/proc` stays
-//! in that list until it is deleted, and each look-up of the node's own settings walks the list: on a node with 5,000
-//! namespaces it takes 5 to 9 ms. An instance of our own (Linux 5.8) has a cache of its own. It costs 0.2 ms, so the first
-//! namespaces of a node do without.
+//! `/proc/sys/net/ipv6` is a different directory in each network namespace, but the kernel's dentry cache keeps all
+//! of them under the same hash, in one list (`proc_sys_compare`). A namespace whose settings were once looked up in
+//! `/proc` stays in that list until it is deleted, and each lookup of the node's own settings walks the list: on a
+//! node with 5,000 namespaces, that takes 5 to 9 ms. An instance of our own (Linux 5.8) has a cache of its own. The
+//! instance costs 0.2 ms, so it is not used for the first namespaces of a node.
 
 use std::cell::Cell;
 use std::io;
@@ -18,21 +18,22 @@ use nix::sys::statvfs::FsFlags;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 thread_local! {
-    /// True in another namespace than the process's, on a node with many.
+    /// True while the thread is in another namespace than the process, on a node with many namespaces.
     static IS_ELSEWHERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The inode number from which a namespace is one of many. The kernel gives out the lowest free number from 0xf0000000 on,
-/// to each network namespace about seventy with the files of its `/proc/net` (`proc_alloc_inum`), so this is about the
-/// 140th. In another kernel that numbers in another way, only speed would be lost.
+/// From this inode number on, a node counts as having many namespaces. The kernel assigns the lowest free number,
+/// starting at 0xf0000000. Each network namespace takes about seventy, for the files of its `/proc/net`
+/// (`proc_alloc_inum`), so this is about the 140th namespace. If a kernel numbered in another way, only speed would
+/// be lost.
 const MANY: u64 = 0xf000_0000 + 10_000;
 
-/// The number of look-ups after which another instance takes the place of one whose list may have become long.
+/// After this many lookups, a new instance replaces the old one, whose list may have become long.
 const LOOKUPS: u32 = 256;
 
 enum Instance {
     Untried,
-    /// The kernel does not have it, or does not permit it.
+    /// The kernel does not support it, or does not permit it.
     Refused,
     Open {
         root: Arc<OwnedFd>,
@@ -42,12 +43,13 @@ enum Instance {
 
 static INSTANCE: Mutex<Instance> = Mutex::new(Instance::Untried);
 
-/// Tells that the calling thread has entered the network namespace with this inode number, in which it ends.
+/// Must be called when the calling thread has entered the network namespace with this inode number and will stay in
+/// it.
 pub(crate) fn enter(namespace: u64) {
     IS_ELSEWHERE.set(namespace >= MANY);
 }
 
-/// The root directory of the instance for a thread in another namespace; none if `/proc` has to do.
+/// The root directory of the instance, for a thread in another namespace. None if `/proc` must be used.
 pub(crate) fn elsewhere() -> Option<Arc<OwnedFd>> {
     if !IS_ELSEWHERE.get() {
         return None;
@@ -73,14 +75,14 @@ pub(crate) fn elsewhere() -> Option<Arc<OwnedFd>> {
     };
     let former = std::mem::replace(&mut *instance, next);
     drop(instance);
-    // The kernel may take milliseconds to remove a mount.
+    // This may take milliseconds, because the kernel has to remove a mount.
     drop(former);
     root
 }
 
-/// The same for a thread in the process's own namespace, for settings below `net`. It saves the way through the list if
-/// other programs' look-ups have made that long, so an instance is not opened for it. None if something is mounted over
-/// `/proc/sys/net`, or if that is read-only; mounts below it are not seen.
+/// The same for a thread in the process's own namespace, for settings below `net`. If lookups by other programs have
+/// made the list in `/proc` long, this avoids walking the list, but no instance is opened only for this purpose. None
+/// if something is mounted over `/proc/sys/net`, or if that is read-only. Mounts further below are not noticed.
 pub(crate) fn at_home() -> Option<Arc<OwnedFd>> {
     let root = match &*INSTANCE.lock().unwrap_or_else(PoisonError::into_inner) {
         Instance::Open { root, .. } if !IS_ELSEWHERE.get() => Arc::clone(root),
@@ -91,14 +93,15 @@ pub(crate) fn at_home() -> Option<Arc<OwnedFd>> {
     is_plain.then_some(root)
 }
 
-/// Tells that what `/proc` permits is refused here, for example by a profile of AppArmor, to which these are other paths.
+/// Must be called if something that `/proc` permits is refused here, for example by an AppArmor profile, for which
+/// these are other paths.
 pub(crate) fn is_refused() {
     *INSTANCE.lock().unwrap_or_else(PoisonError::into_inner) = Instance::Refused;
 }
 
 fn mount() -> io::Result<OwnedFd> {
-    // To remove the mount, the kernel waits for an expedited grace period, which here would be a normal one of 20 to 80 ms.
-    // Real-time kernels are set like this.
+    // To remove the mount, the kernel waits for an expedited grace period. With this setting, which real-time kernels
+    // have, it would be a normal one of 20 to 80 ms.
     if std::fs::read("/sys/kernel/rcu_normal").is_ok_and(|value| value.starts_with(b"1")) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel expedites no grace periods"));
     }

@@ -2,12 +2,12 @@
 
 //! Kernel settings below `/proc/sys`.
 //!
-//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.
-//! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted;
-//! for those of another namespace see [`get_in`] and [`set_in`]. On a node with many namespaces these are looked up in a
-//! procfs of this process alone, where it can have one, which may be writable although `/proc/sys` is mounted
-//! read-only. A process that has it looks up its own namespace's settings there, too, but writes to a read-only
-//! `/proc/sys/net` fail.
+//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), because names of links may contain dots.
+//! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted. For those
+//! of another namespace, see [`get_in`] and [`set_in`]. On a node with many namespaces, these settings are looked up
+//! in a procfs that only this process uses, if the kernel permits one. Such a procfs may be writable although
+//! `/proc/sys` is mounted read-only. A process that has it also looks up the settings of its own namespace there, but
+//! writing to a read-only `/proc/sys/net` fails.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek as _, Write};
@@ -65,7 +65,7 @@ impl SysctlError {
         matches!(self, Self::Write { source, .. } if source.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
     }
 
-    /// True if this kernel has no such setting (IPv6 switched off, no such link).
+    /// True if this kernel has no such setting, for instance because IPv6 is switched off or the link does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         match self {
@@ -85,7 +85,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
     get_below(DIRECTORY.as_ref(), name)
 }
 
-/// [`get`] with another directory for [`DIRECTORY`].
+/// Like [`get`], with another directory than [`DIRECTORY`].
 ///
 /// # Errors
 /// The errors of [`get`].
@@ -98,7 +98,8 @@ pub fn get_below(directory: &Path, name: &str) -> Result<String, SysctlError> {
     Ok(value)
 }
 
-/// Writes a setting. One that cannot be written, in a read-only `/proc/sys`, and has the value already, needs no writing.
+/// Writes a setting. If the setting cannot be written, for instance because `/proc/sys` is read-only, this succeeds
+/// all the same if it already has the value.
 ///
 /// # Errors
 /// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
@@ -118,17 +119,17 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
     }
 }
 
-/// Writes a setting unless it has the value already. Returns true if it wrote. For settings of the whole
-/// namespace: writing `ip_forward` resets other settings even if its value stays, and a read-only `/proc/sys`
-/// does no harm where all is set.
+/// Writes a setting, unless it already has the value. Returns true if it was written. This is meant for settings of
+/// the whole namespace: writing `ip_forward` resets other settings even if its value stays the same, and a read-only
+/// `/proc/sys` does no harm if everything is already set.
 ///
-/// Concurrent writers must not meet. The kernel stores a new value of `ip_forward` before it tries the lock
-/// under which it configures all links, and restores the old value if it does not get the lock. A second
-/// writer that reads the stored value changes nothing, and neither does the first writer's second attempt:
-/// then the setting is 1 and no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function
-/// holds a lock on the setting's file, as long as the kernel lets it wait for its own: seconds on a node where
-/// many links come and go. Any process that may read the file can hold the lock, too: after ten seconds the
-/// setting is written without it, and a warning logged.
+/// Concurrent writers must be kept apart. The kernel stores a new value of `ip_forward` before it tries to take the
+/// lock under which it configures all links, and restores the old value if it does not get that lock. A second writer
+/// that reads the stored value changes nothing, and neither does the second attempt of the first writer, so the
+/// setting is 1 but no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function holds a lock on the
+/// setting's file for as long as the kernel waits for its own lock, which can be seconds on a node where many links
+/// come and go. Any process that may read the file can hold our lock, too, so after ten seconds the setting is
+/// written without it, and a warning is logged.
 ///
 /// # Errors
 /// [`SysctlError::Read`] or [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
@@ -136,8 +137,8 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
     ensure_below(DIRECTORY.as_ref(), name, value)
 }
 
-/// [`ensure`] with another directory than [`DIRECTORY`], which is read-only in a container, where the host's settings
-/// are mounted at another path.
+/// Like [`ensure`], with another directory than [`DIRECTORY`]. In a container, that one is read-only, but the host's
+/// settings can be mounted at another path.
 ///
 /// # Errors
 /// The errors of [`ensure`].
@@ -145,11 +146,11 @@ pub fn ensure_below(directory: &Path, name: &str, value: &str) -> Result<bool, S
     ensure_after(directory, name, value, || Ok(()))
 }
 
-/// [`ensure_below`], with work to be done before the setting changes, and only then. It runs under the lock, so that
-/// little time passes until the setting is written.
+/// Like [`ensure_below`], but first does some work if the setting will change. The work runs under the lock, so that
+/// little time passes before the setting is written.
 ///
 /// # Errors
-/// The errors of [`ensure`], and those of the work, after which nothing is written.
+/// The errors of [`ensure`], and those of the work, in which case nothing is written.
 pub fn ensure_after<E: From<SysctlError>>(
     directory: &Path,
     name: &str,
@@ -174,13 +175,13 @@ pub fn ensure_after<E: From<SysctlError>>(
     Ok(true)
 }
 
-/// Raises a number that is lower than `least`, and returns the former one; none if it is high enough. Concurrent callers
-/// never lower what another one has raised: they take the lock of [`ensure`].
+/// Raises a number that is lower than `least`, and returns the former one. None if the number was high enough.
+/// Concurrent callers never lower what another one has raised, because they take the lock of [`ensure`].
 ///
 /// # Errors
 /// [`SysctlError::Write`] if the setting cannot be written, or is not a number; [`SysctlError::Name`].
 pub fn raise_below(directory: &Path, name: &str, least: u64) -> Result<Option<u64>, SysctlError> {
-    // A value that is high enough needs no permission to write: /proc/sys may be read-only.
+    // If the value is high enough, no permission to write is needed, because /proc/sys may be read-only.
     if get_below(directory, name).is_ok_and(|now| now.parse::<u64>().is_ok_and(|now| now >= least)) {
         return Ok(None);
     }
@@ -223,14 +224,14 @@ pub fn ensure_in(netns: &Netns, name: &str, value: &str) -> Result<bool, SysctlE
     netns.run(|| ensure(name, value))?
 }
 
-/// The directory `/proc/sys/net`, held open: no name, wherever it comes from, leads outside of it.
+/// The directory `/proc/sys/net`, held open. No name leads outside of it, wherever the name comes from.
 #[derive(Debug)]
 pub struct NetSettings {
     fd: OwnedFd,
 }
 
 impl NetSettings {
-    /// Opens the directory. Reads and writes are about the namespace of the thread that makes them.
+    /// Opens the directory. Reads and writes apply to the namespace of the thread that makes them.
     ///
     /// # Errors
     /// [`SysctlError::Read`] if `/proc` is not mounted.
@@ -270,7 +271,8 @@ impl NetSettings {
             .flags(flags)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
         let opened = match openat2(&self.fd, name, how) {
-            // Before Linux 5.6. The name has no `..`, and procfs has no symbolic links here.
+            // openat2(2) exists since Linux 5.6. Without it, this is safe because the name has no `..`, and procfs
+            // has no symbolic links here.
             Err(Errno::ENOSYS) => openat(&self.fd, name, flags | OFlag::O_NOFOLLOW, Mode::empty()),
             other => other,
         };
@@ -280,10 +282,10 @@ impl NetSettings {
 
 /// The directory of the IPv6 settings of a namespace's links, `/proc/sys/net/ipv6/conf`, held open.
 ///
-/// The settings are those of the namespace in which it was opened, whichever the writing thread is in: the kernel finds
-/// them by the directory's inode (`proc_sys_lookup`). So a plugin that has opened it once needs no thread in the
-/// container's namespace for each setting. A single use is cheap; the kernel keeps an entry for each, as its cache does
-/// not find those of other namespaces (`proc_sys_compare`).
+/// The settings are those of the namespace in which the directory was opened, whichever namespace the writing thread
+/// is in, because the kernel finds them by the directory's inode (`proc_sys_lookup`). So a plugin that has opened the
+/// directory once needs no thread in the container's namespace for each setting. A single use is cheap, but the
+/// kernel keeps an entry for each, because its cache does not find those of other namespaces (`proc_sys_compare`).
 #[derive(Debug)]
 pub struct Ipv6Settings {
     fd: OwnedFd,
@@ -317,8 +319,8 @@ impl Ipv6Settings {
     }
 }
 
-/// Opens a setting, or a directory of settings, below a directory: [`DIRECTORY`], or a quicker one with the same content,
-/// see [`procfs`].
+/// Opens a setting, or a directory of settings. `directory` is [`DIRECTORY`], or a faster one with the same content
+/// (see [`procfs`]).
 fn open(directory: &Path, name: &str, flags: OFlag) -> Result<io::Result<File>, SysctlError> {
     let path = path(directory, name)?;
     let flags = flags | OFlag::O_CLOEXEC;
@@ -332,7 +334,8 @@ fn open(directory: &Path, name: &str, flags: OFlag) -> Result<io::Result<File>, 
     Ok(openat(AT_FDCWD, &path, flags, Mode::empty()).map(File::from).map_err(io::Error::from))
 }
 
-/// Opens the file of a setting that other processes lock, too, so always the one below the directory itself.
+/// Opens a setting's file for locking. Other processes must lock the same file, so this is always the one below the
+/// directory itself.
 fn open_to_lock(directory: &Path, name: &str) -> Result<io::Result<File>, SysctlError> {
     let opened = openat(AT_FDCWD, &path(directory, name)?, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty());
     Ok(opened.map(File::from).map_err(io::Error::from))
@@ -359,7 +362,7 @@ mod tests {
         assert_eq!(raise(4096).unwrap(), None);
         assert_eq!(raise(2000).unwrap(), None);
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "4096\n");
-        // A setting that nobody may write, as below a read-only `/proc/sys`.
+        // A setting that nobody may write, like all settings below a read-only `/proc/sys`.
         let constant = |least| raise_below(Path::new("/proc/sys"), "kernel/ngroups_max", least);
         assert_eq!(constant(1).unwrap(), None);
         assert!(matches!(constant(u64::MAX), Err(SysctlError::Write { .. })));

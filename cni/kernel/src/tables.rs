@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! How full the kernel's tables of flows and neighbours are.
+//! Reads how full the kernel's tables of flows and neighbours are.
 
 use std::fs;
 
 use crate::AddressFamily;
 use crate::sysctl;
 
-/// The fill of a table.
+/// How full a table is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fill {
     /// The number of its entries.
     pub entries: u64,
-    /// The number beyond which the kernel refuses new ones.
+    /// The number of entries beyond which the kernel refuses new ones.
     pub limit: u64,
 }
 
 impl Fill {
-    /// True if at least this share of the limit is used, in percent.
+    /// True if at least this percentage of the limit is used.
     #[must_use]
     pub const fn reaches(&self, percent: u64) -> bool {
         self.limit > 0 && self.entries.saturating_mul(100) / self.limit >= percent
     }
 
-    /// The flows that conntrack follows in the calling thread's namespace. None without conntrack.
+    /// How many flows conntrack tracks in the calling thread's namespace. None without conntrack.
     #[must_use]
     pub fn of_flows() -> Option<Self> {
         Some(Self {
@@ -36,15 +36,15 @@ impl Fill {
 /// The table of a family's neighbours, which all network namespaces share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbours {
-    /// The fill of the table.
+    /// How full the table is.
     pub fill: Fill,
-    /// The number of entries that found no room since the node has booted.
+    /// How many entries were refused since the node booted, because the table was full.
     pub refused: u64,
 }
 
 impl Neighbours {
-    /// Reads the table of a family. None in a namespace other than the machine's first: the kernel has the statistics
-    /// there alone.
+    /// Reads the table of a family. None in a namespace other than the machine's first one, because the kernel
+    /// provides the statistics only there.
     #[must_use]
     pub fn of(family: AddressFamily) -> Option<Self> {
         let file = match family {
@@ -64,7 +64,7 @@ impl Neighbours {
         }
     }
 
-    /// Parses a header, and a line of hexadecimal numbers for each processor (`neigh_stat_seq_show` in the kernel's
+    /// Parses a header, followed by a line of hexadecimal numbers for each processor (`neigh_stat_seq_show` in
     /// net/core/neighbour.c).
     fn parse(text: &str, limit: u64) -> Option<Self> {
         let mut lines = text.lines();
@@ -76,7 +76,7 @@ impl Neighbours {
                 line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect()
             })
             .collect();
-        // Each line has the number of entries of the whole table.
+        // Each line contains the number of entries in the whole table.
         let entries = *rows.first()?.get(entries)?;
         Some(Self {
             fill: Fill { entries, limit },

@@ -17,11 +17,11 @@ const DEVICE: &str = "/dev/net/tun";
 pub struct NewTap<'a> {
     /// Name.
     pub name: &'a str,
-    /// The user who may open it; none for those with `CAP_NET_ADMIN` only.
+    /// The user who may open the tap. None if only processes with `CAP_NET_ADMIN` may open it.
     pub owner: Option<u32>,
-    /// The group that may open it; none likewise.
+    /// The group that may open the tap, likewise.
     pub group: Option<u32>,
-    /// The number of processes or threads that can read and write concurrently.
+    /// How many processes or threads can read and write concurrently.
     pub queues: Queues,
 }
 
@@ -56,7 +56,7 @@ pub enum TapError {
 /// Frames come without the four bytes of `struct tun_pi` (`IFF_NO_PI`), unless the process that opens the tap
 /// asks for them.
 ///
-/// The last system call makes the tap persistent: a process that is killed before leaves none.
+/// The last system call makes the tap persistent, so a process that is killed before that leaves no tap behind.
 ///
 /// # Errors
 /// [`TapError::Open`] if taps are not available; [`TapError::Kernel`] with EBUSY if the name is taken.
@@ -73,13 +73,13 @@ pub fn create(new: &NewTap<'_>) -> Result<(), TapError> {
     set(&device, libc::TUNSETPERSIST, 1).map_err(failed("persist"))
 }
 
-/// Opens a queue of a tap in the calling thread's namespace. Each read returns one frame, each write sends
-/// one; both begin with the Ethernet header. If there is no such tap, creates one that is deleted when the
-/// file is closed.
+/// Opens a queue of a tap in the calling thread's namespace. Each read returns one frame, and each write sends one;
+/// both begin with the Ethernet header. If there is no such tap, this creates one that is deleted when the file is
+/// closed.
 ///
 /// # Errors
-/// [`TapError::Kernel`] with EINVAL if the tap has another number of queues, with EBUSY if its only queue is
-/// open.
+/// [`TapError::Kernel`] with EINVAL if the tap was created for another number of queues, or with EBUSY if its only
+/// queue is already open.
 pub fn open(name: &str, queues: Queues) -> Result<File, TapError> {
     let device = device()?;
     attach(&device, name, queues, 0).map_err(|errno| TapError::Kernel {
@@ -90,9 +90,8 @@ pub fn open(name: &str, queues: Queues) -> Result<File, TapError> {
     Ok(device)
 }
 
-/// Creates a tun in the calling thread's namespace: a link whose packets begin with the IP header, as those
-/// of many tunnels do. Each read returns one packet, each write sends one. The link is deleted when the file
-/// is closed.
+/// Creates a tun in the calling thread's namespace: a link whose packets begin with the IP header, like those of many
+/// tunnels. Each read returns one packet, and each write sends one. The link is deleted when the file is closed.
 ///
 /// # Errors
 /// [`TapError::Open`] if taps are not available; [`TapError::Kernel`] with EBUSY if the name is taken.
@@ -109,7 +108,7 @@ pub fn tun(name: &str) -> Result<File, TapError> {
 /// Checks that the kernel has taps, without creating one.
 ///
 /// # Errors
-/// [`TapError::Open`] if it has not.
+/// [`TapError::Open`] if the kernel has no taps.
 pub fn available() -> Result<(), TapError> {
     device().map(drop)
 }

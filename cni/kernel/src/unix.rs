@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Unix sockets in the file system that root alone may use, and descriptors sent through them.
+//! Unix sockets in the file system that only root may use, and descriptors that are sent through them.
 #![allow(unsafe_code, reason = "takes over received descriptors")]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, umask};
 /// The most descriptors in a datagram; the kernel's limit is 253 (`SCM_MAX_FD`).
 const MOST: usize = 64;
 
-/// Binds a socket that root alone may use, in place of one that an ended process has left.
+/// Binds a socket that only root may use, replacing one that a process has left when it ended.
 ///
 /// # Errors
 /// Another file has the path, or the system refuses the socket.
@@ -25,17 +25,18 @@ pub fn bind<T>(path: &Path, bind: impl FnOnce(&Path) -> io::Result<T>) -> io::Re
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
         _ => {}
     }
-    // The file has its mode from the start, so that no other user connects before a chmod(2).
+    // The file must have its final mode from the start, so that no other user can connect before a chmod(2).
     let before = umask(Mode::from_bits_truncate(0o177));
     let bound = bind(path);
     umask(before);
     bound
 }
 
-/// Sends descriptors to the process that has bound a datagram socket, without waiting. The sender keeps its own.
+/// Sends descriptors to the process that has bound a datagram socket, without waiting. The sender's own descriptors
+/// stay open.
 ///
 /// # Errors
-/// No process has the socket, or its queue is full: the receiver may have got the first descriptors only.
+/// No process has the socket, or its queue is full. The receiver may have received only the first descriptors.
 pub fn send_descriptors(socket: &Path, descriptors: &[OwnedFd]) -> io::Result<()> {
     let (own, address) = (UnixDatagram::unbound()?, UnixAddr::new(socket)?);
     for part in descriptors.chunks(MOST) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The legacy packet filter of the kernel (`ip_tables`, `ip6_tables`): its tables, and the chains in them.
+//! The kernel's legacy packet filter (`ip_tables`, `ip6_tables`): its tables, and the chains in them.
 //!
-//! Tables are read without the tools and their lock, and without creating any. The kernel copies a table
-//! whole: one of 200,000 rules is some 60 MB.
+//! Tables are read without the tools and their lock, and without creating any. The kernel copies a table only as a
+//! whole, and a table of 200,000 rules is some 60 MB.
 #![allow(unsafe_code, reason = "reading a table is a socket option that nix does not wrap")]
 
 use std::fs;
@@ -30,7 +30,7 @@ const ENTRIES_HEAD: usize = 40;
 const ERROR_TARGET: &[u8] = b"ERROR";
 /// `struct xt_entry_target`: a size of 16 bits, then the name, then the revision.
 const TARGET_HEAD: usize = 32;
-/// Attempts to read a table that changes between the requests for its size and for its rules.
+/// How often reading is attempted if the table changes between the requests for its size and for its rules.
 const ATTEMPTS: u32 = 20;
 
 /// A table that could not be read.
@@ -53,13 +53,13 @@ pub fn has_table(family: AddressFamily, table: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
 }
 
-/// A table's properties without its rules: cheap to read, however many rules there are.
+/// A table's properties without its rules. They are cheap to read, however many rules there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
     /// The number of rules, including those that begin and end chains.
     pub entries: usize,
-    /// `struct ipt_getinfo`: sizes, and the offsets of the built-in chains. Adding or deleting a rule changes
-    /// it.
+    /// `struct ipt_getinfo`: sizes, and the offsets of the built-in chains. These bytes change when a rule is added
+    /// or deleted.
     pub bytes: Vec<u8>,
 }
 
@@ -94,11 +94,11 @@ pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, Xtables
 /// A match or a target, in the kernel's binary form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawExtension {
-    /// The name, such as `tcp` or `DNAT`. A target without a name is a verdict, or leads to another chain.
+    /// The name, such as `tcp` or `DNAT`. A target without a name is a verdict, or jumps to another chain.
     pub name: String,
-    /// The data of one name have another layout in each revision.
+    /// The revision. The data that belong to a name have another layout in each revision.
     pub revision: u8,
-    /// The structure of `linux/netfilter/xt_*.h` for this name and revision, in the order of the machine.
+    /// The structure from `linux/netfilter/xt_*.h` for this name and revision, in the machine's byte order.
     pub data: Vec<u8>,
 }
 
@@ -111,33 +111,35 @@ pub struct Condition<T> {
     pub is_negated: bool,
 }
 
-/// The conditions of a rule that do not come from matches (`struct ipt_ip`, `struct ip6t_ip6`).
+/// The conditions of a rule that are not matches (`struct ipt_ip`, `struct ip6t_ip6`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawHeader {
-    /// The source, and its mask.
+    /// The source address, and its mask.
     pub source: Option<Condition<(IpAddr, IpAddr)>>,
-    /// The destination, and its mask.
+    /// The destination address, and its mask.
     pub destination: Option<Condition<(IpAddr, IpAddr)>>,
-    /// The name of the link that the packet arrives on, which ends with `+` if it is the beginning of names.
+    /// The name of the link on which the packet arrives. If it ends with `+`, it matches all names with this
+    /// beginning.
     pub link: Option<Condition<String>>,
-    /// True if the rule asks for the link by which the packet leaves or a fragment, or for any other protocol than one.
+    /// True if the rule also has a condition on the link by which the packet leaves or on fragments, or applies to
+    /// all protocols except for one.
     pub asks_for_more: bool,
 }
 
 /// A rule of a table, in the kernel's binary form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawRule {
-    /// Its place in its chain, counted from 1 as `iptables --list --line-numbers` does.
+    /// The rule's place in its chain, counted from 1 like `iptables --list --line-numbers` does.
     pub number: usize,
     /// The conditions on addresses and links.
     pub header: RawHeader,
-    /// The protocol that it asks for; 0 for any, and if it asks for another one than that.
+    /// The protocol to which the rule applies. 0 if it applies to any, or to any except for one.
     pub protocol: u8,
     /// The further conditions, all of which a packet must meet.
     pub matches: Vec<RawExtension>,
     /// The action on packets that meet all conditions.
     pub target: RawExtension,
-    /// The index of the chain that the target leads to.
+    /// The index of the chain to which the target jumps.
     pub leads_to: Option<usize>,
     /// True if that chain does not return to this one.
     pub is_goto: bool,
@@ -146,11 +148,12 @@ pub struct RawRule {
 /// A chain of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawChain {
-    /// Its name; that of the hook for a built-in one.
+    /// The chain's name, or the hook's name for a built-in chain.
     pub name: String,
-    /// The number of its hook (`NF_INET_*`).
+    /// The number of the chain's hook (`NF_INET_*`), if it is a built-in chain.
     pub hook: Option<u32>,
-    /// The rules without the entry that begins the chain. The last one is the chain's policy, or its return.
+    /// The rules, without the entry that begins the chain. The last one is the chain's policy, or the return at its
+    /// end.
     pub rules: Vec<RawRule>,
 }
 
@@ -164,7 +167,8 @@ pub fn rules(family: AddressFamily, table: &str) -> Result<Vec<RawChain>, Xtable
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
     let entries = read(family, table).map_err(failed)?;
-    // Read after the rules: if it is no longer theirs, the sizes differ, and the next look finds the change.
+    // Read after the rules. If the properties no longer belong to these rules, the sizes differ, and the change is
+    // noticed the next time.
     let info = open(family).and_then(|(socket, level)| read_info(&socket, level, table)).map_err(failed)?;
     Ok(raw_chains(&entries, &info, entry_layout(family)))
 }
@@ -219,7 +223,7 @@ fn read(family: AddressFamily, table: &str) -> Result<Vec<u8>, Errno> {
         }
         match get(&socket, SocketOption { level, name: GET_ENTRIES }, &mut entries) {
             Ok(()) => return Ok(entries.split_off(ENTRIES_HEAD)),
-            // The size is no longer the table's.
+            // The table no longer has this size.
             Err(Errno::EAGAIN) if attempts < ATTEMPTS => attempts += 1,
             Err(errno) => return Err(errno),
         }
@@ -227,13 +231,13 @@ fn read(family: AddressFamily, table: &str) -> Result<Vec<u8>, Errno> {
 }
 
 fn name_table(buffer: &mut [u8], table: &str) -> Result<(), Errno> {
-    // The last byte stays NUL.
+    // The last byte remains NUL.
     let field = buffer.get_mut(..table.len()).filter(|_| table.len() < NAME_LEN);
     field.ok_or(Errno::EINVAL)?.copy_from_slice(table.as_bytes());
     Ok(())
 }
 
-/// A socket option, as getsockopt(2) names it.
+/// A socket option, in the terms of getsockopt(2).
 #[derive(Debug, Clone, Copy)]
 struct SocketOption {
     level: c_int,
@@ -259,11 +263,11 @@ fn get(socket: &OwnedFd, option: SocketOption, buffer: &mut [u8]) -> Result<(), 
 /// Offsets in `struct ipt_entry` and `struct ip6t_entry`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
-    /// Offset of `target_offset`, which `next_offset` follows; both have 16 bits.
+    /// Offset of `target_offset`, which is followed by `next_offset`. Both have 16 bits.
     offsets: usize,
-    /// Length of an address. The entry begins with source, destination, and their masks.
+    /// Length of an address. The entry begins with the source, the destination, and their masks.
     address: usize,
-    /// Offset of the protocol, of the flags, and of those that negate parts.
+    /// Offsets of the protocol, of the flags, and of the flags that negate conditions.
     protocol: usize,
     flags: usize,
     negation: usize,
@@ -284,8 +288,8 @@ pub(crate) fn entry_layout(family: AddressFamily) -> Layout {
     }
 }
 
-/// The names of chains: a chain begins with an entry whose target is ERROR and whose data is the chain's
-/// name. The last entry of the table has the name ERROR.
+/// The names of chains. A chain begins with an entry whose target is ERROR and whose data is the chain's name. The
+/// last entry of the table has the name ERROR.
 pub(crate) fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = entries;
@@ -295,7 +299,7 @@ pub(crate) fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
             names.extend(target.get(TARGET_HEAD..).filter(|_| is_error).map(text).map(lossy));
         }
         match rest.get(next..) {
-            // An entry of length zero would loop for ever.
+            // An entry of length zero would make this loop endless.
             Some(after) if next > 0 => rest = after,
             _ => break,
         }
@@ -316,8 +320,8 @@ const LINK_NAME: usize = 16;
 /// The hooks' names, by number.
 const HOOKS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// The chains of a table. `info` is its `struct ipt_getinfo`: the valid hooks follow the name, then the offset of each
-/// hook's first entry, and of the entry with its policy.
+/// The chains of a table. `info` is the table's `struct ipt_getinfo`: after the name come the valid hooks, then the
+/// offset of each hook's first entry, and then the offset of the entry with each hook's policy.
 pub(crate) fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<RawChain> {
     let valid = number(info, NAME_LEN).unwrap_or_default();
     let hook_at = |at: usize| {
@@ -342,7 +346,7 @@ pub(crate) fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<Raw
             let hook_number = u32::try_from(hook).ok();
             chains.push(RawChain { name: HOOKS[hook].to_owned(), hook: hook_number, ..RawChain::default() });
         } else if target_of_rule.name.as_bytes() == ERROR_TARGET {
-            // The first rule of a user-defined chain follows, and rules lead there.
+            // The first rule of a user-defined chain follows the chain's own entry, and jumps lead to that rule.
             starts.push(at + next);
             chains.push(RawChain { name: lossy(text(&target_of_rule.data)), ..RawChain::default() });
             at += next;
@@ -371,7 +375,7 @@ pub(crate) fn raw_chains(entries: &[u8], info: &[u8], layout: Layout) -> Vec<Raw
         at += next;
     }
     for (from, rule, to) in jumps {
-        // A verdict is negative as a signed number, and no offset.
+        // A verdict is negative if read as a signed number, so it is not an offset.
         if let Ok(index) = starts.binary_search(&to)
             && index != from
             && let Some(rule) = chains.get_mut(from).and_then(|chain| chain.rules.get_mut(rule))
@@ -394,8 +398,8 @@ impl Layout {
     }
 }
 
-/// Reads the conditions on addresses and links. An entry begins with source and destination and the masks of both; the
-/// names of the links that the packet comes in by and leaves by follow, and the masks of these names.
+/// Reads the conditions on addresses and links. An entry begins with source, destination and the masks of both. The
+/// names of the links by which the packet arrives and leaves follow, and then the masks of these names.
 fn header(entry: &[u8], layout: Layout) -> RawHeader {
     let len = layout.address;
     let address_at = |number: usize| entry.get(number * len..(number + 1) * len).unwrap_or_default();
@@ -413,7 +417,7 @@ fn header(entry: &[u8], layout: Layout) -> RawHeader {
     };
     let (name, mask) = (name_at(0), name_at(2));
     let link = is_set(mask).then(|| {
-        // The mask of a whole name includes the NUL behind it.
+        // The mask of a whole name includes the NUL that ends it.
         let is_whole = mask.iter().filter(|byte| **byte != 0).count() > text(name).len();
         let value = format!("{}{}", lossy(text(name)), if is_whole { "" } else { "+" });
         Condition { value, is_negated: negation & NOT_LINK != 0 }
@@ -525,7 +529,7 @@ mod tests {
         let layout = entry_layout(AddressFamily::V4);
         assert_eq!(chain_names(&table, layout), ["CNI-DN-x", "DOCKER"]);
         assert_eq!(chain_names(&table[..table.len() - 40], layout), ["CNI-DN-x", "DOCKER"]);
-        // Arbitrary bytes do not loop for ever.
+        // Arbitrary bytes must not make this loop endless.
         assert_eq!(chain_names(&[0; 500], layout), Vec::<String>::new());
         assert_eq!(chain_names(&[0xff; 500], layout), Vec::<String>::new());
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Directories that can be emptied and not removed: mount points and symbolic links.
+//! Directories that can be emptied but not removed: mount points and symbolic links.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-/// The reason why a directory can be emptied but not removed; none if it can be removed. Whoever made the mount
-/// point or the link may need it.
+/// Why a directory can be emptied but not removed. None if it can be removed. Whoever made the mount point or the
+/// link may still need it.
 #[must_use]
 pub fn is_fixed(path: &Path) -> Option<&'static str> {
     if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_symlink()) {
@@ -29,18 +29,18 @@ pub fn is_fixed(path: &Path) -> Option<&'static str> {
 /// Removes an empty directory. Leaves it alone if it [is fixed](is_fixed) or does not exist.
 ///
 /// # Errors
-/// The system's, `ENOTEMPTY` for instance.
+/// The system's error, for instance `ENOTEMPTY`.
 pub fn remove_empty(path: &Path) -> Result<(), Errno> {
     match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
         Err(Errno::ENOENT) => Ok(()),
-        // EROFS: the directory is a mount point in a file system that is read-only.
+        // The error is EROFS if the directory is a mount point in a read-only file system.
         Err(Errno::EBUSY | Errno::ENOTDIR | Errno::EROFS) if is_fixed(path).is_some() => Ok(()),
         removed => removed,
     }
 }
 
-/// Removes a directory with all that is in it. A mount point is emptied. Links in it are removed and not followed, and
-/// `path` is left alone if it is a link itself.
+/// Removes a directory with everything in it. A mount point is only emptied. Links in the directory are removed but
+/// not followed. If `path` itself is a link, it is left alone.
 ///
 /// # Errors
 /// The system's error for the first file or directory that cannot be removed.
@@ -64,7 +64,7 @@ pub fn remove_all(path: &Path) -> io::Result<()> {
         }
     }
     match remove_empty(path) {
-        // A fixed directory in it stays.
+        // A fixed directory inside this one stays.
         Err(Errno::ENOTEMPTY | Errno::EEXIST) if contains_only_fixed(path) => Ok(()),
         removed => removed.map_err(io::Error::from),
     }

@@ -68,8 +68,8 @@ impl RouteSocket {
         self.transport.list(message, format_args!("list addresses"), decode)
     }
 
-    /// The addresses of a link's peer in another namespace, which need not be known. Empty where the kernel
-    /// cannot list them (before Linux 4.20).
+    /// The addresses of a link's peer, which may be in another namespace and need not be known to the caller. Empty
+    /// if the kernel cannot list them (before Linux 4.20).
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
@@ -87,8 +87,8 @@ impl RouteSocket {
         Ok(all.into_iter().filter(|address: &Address| address.link == peer).collect())
     }
 
-    /// Adds an address to a link, for IPv4 with the subnet's broadcast address. The kernel adds a route to
-    /// the subnet.
+    /// Adds an address to a link. An IPv4 address gets its subnet's broadcast address. The kernel adds a route to the
+    /// subnet.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the link has the address already.
@@ -148,8 +148,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, message, format_args!("delete address {net} from {}", link.name))
     }
 
-    /// Waits until duplicate address detection has finished for all addresses of a link, for at most
-    /// `patience`. Returns the addresses, finished or not. Detection makes no progress while the link is
+    /// Waits until duplicate address detection has finished for all addresses of a link, for at most `patience`.
+    /// Returns the addresses, whether detection has finished or not. Detection makes no progress while the link is
     /// down.
     ///
     /// # Errors
@@ -188,8 +188,8 @@ fn address_message(link: &Link, net: IpNet) -> AddressMessage {
 /// Length of `struct ifaddrmsg` (`linux/if_addr.h`).
 const IFADDRMSG: usize = 8;
 
-/// Decodes an address of the namespace with this id. A kernel that cannot list another namespace's addresses lists
-/// those of the socket's namespace.
+/// Decodes an address of the namespace with this ID. A kernel that cannot list the addresses of another namespace
+/// lists those of the socket's namespace instead.
 fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, ReplyError> {
     /// `IFA_TARGET_NETNSID` (`linux/if_addr.h`).
     const TARGET: u16 = 10;

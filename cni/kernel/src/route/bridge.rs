@@ -62,7 +62,7 @@ impl PortVlan {
         flags
     }
 
-    /// The entries of a netlink message: a range has two, marked as begin and end.
+    /// The entries of a netlink message. A range consists of two entries, marked as its begin and its end.
     fn entries(self) -> Vec<AfSpecBridge> {
         let entry = |vid, flags| AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid });
         if self.first == self.last {
@@ -133,8 +133,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Changes the settings of a bridge port. Sends only those that differ from `from`, so that a kernel that lacks a
-    /// setting still serves callers that do not change it.
+    /// Changes the settings of a bridge port. Only those that differ from `from` are sent, so that a kernel which
+    /// lacks a setting still works for callers that do not change it.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.

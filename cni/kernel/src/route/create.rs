@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Creating links of all kinds but bridges.
+//! Creates links of all kinds except for bridges.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -42,7 +42,7 @@ pub struct NewVeth<'a> {
 pub enum NewKind {
     /// A link with an Ethernet address of its own on another link.
     Macvlan {
-        /// Traffic to links of the same master.
+        /// Which traffic is possible between links of the same master.
         mode: MacvlanMode,
         /// Length of the master's queue of broadcasts; none for the kernel's default of 1,000. Since Linux
         /// 5.11; older kernels ignore it.
@@ -52,7 +52,7 @@ pub enum NewKind {
     Ipvlan(IpvlanMode),
     /// The packets of one VLAN ID (IEEE 802.1Q) of the link below.
     Vlan(u16),
-    /// Ethernet frames in UDP packets. The link by which these leave is [`Vxlan::underlay`], not
+    /// Ethernet frames in UDP packets. The link on which these packets leave is [`Vxlan::underlay`], not
     /// [`NewLink::below`].
     Vxlan(Vxlan),
     /// Encrypted IP packets in UDP packets; [`super::WireGuardSocket`] sets its keys and peers.
@@ -81,7 +81,7 @@ impl NewKind {
                 let mut data = vec![
                     InfoVxlan::Id(vxlan.vni),
                     InfoVxlan::Port(vxlan.port),
-                    // Without the attribute the link learns.
+                    // Without this attribute, the link would learn addresses.
                     InfoVxlan::Learning(vxlan.learning),
                 ];
                 data.extend(vxlan.underlay.map(InfoVxlan::Link));
@@ -118,9 +118,9 @@ pub struct NewLink<'a> {
     pub kind: NewKind,
     /// The link below, in the socket's namespace, for the kinds that have one.
     pub below: Option<&'a Link>,
-    /// Its namespace; none for the socket's.
+    /// The link's namespace, or none for the socket's.
     pub netns: Option<&'a Netns>,
-    /// Its address; none for the kernel's choice. An ipvlan link has that of the link below.
+    /// The link's address, or none to let the kernel choose. An ipvlan link has the address of the link below.
     pub mac: Option<Mac>,
     /// MTU in bytes; none for the kernel's default, that of the link below.
     pub mtu: Option<u32>,
@@ -182,8 +182,7 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Creates a VRF: a link that stands for a routing table, in which the packets of its ports are looked
-    /// up.
+    /// Creates a VRF: a link that represents a routing table, in which the packets of its ports are looked up.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the name is taken; EOPNOTSUPP if the kernel has no VRFs.
@@ -198,8 +197,8 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// True if the kernel has a kind of link, named as for `ip link add type …`; loads its module if
-    /// necessary. Tries to create a link: call it in a throw-away namespace.
+    /// True if the kernel has a kind of link, named as for `ip link add type …`. Loads the kind's module if
+    /// necessary. This tries to create a link, so call it in a throw-away namespace.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN; [`RouteError::Socket`] if no reply comes.
@@ -207,9 +206,9 @@ impl RouteSocket {
         self.knows(kind, &[])
     }
 
-    /// True if the kernel has the kind `dummy`, `ipvlan`, `macvlan` or `vlan`; loads its module if necessary.
-    /// Requests a link that cannot be created, with a multicast address and no link below: the kernel reports
-    /// an unknown kind first (`rtnl_newlink` in `net/core/rtnetlink.c`).
+    /// True if the kernel has the kind `dummy`, `ipvlan`, `macvlan` or `vlan`. Loads the kind's module if necessary.
+    /// The request is for a link that cannot be created, with a multicast address and no link below, but the kernel
+    /// checks the kind first and reports an unknown one (`rtnl_newlink` in `net/core/rtnetlink.c`).
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN; [`RouteError::Socket`] if no reply comes.
@@ -230,7 +229,7 @@ impl RouteSocket {
             Ok(()) => Ok(true),
             Err(Some(Errno::EOPNOTSUPP)) => Ok(false),
             Err(None | Some(Errno::EPERM | Errno::EACCES)) => created.map(|()| true),
-            // The kernel has the kind; the request lacks a master or an identifier.
+            // The kernel has the kind, but the request lacks a master or an identifier.
             Err(Some(_)) => Ok(true),
         }
     }

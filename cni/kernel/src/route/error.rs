@@ -21,7 +21,7 @@ pub enum RouteError {
         /// The kernel's message (extended acknowledgement), often empty.
         hint: String,
     },
-    /// The socket failed; EAGAIN if no reply came in time.
+    /// The socket failed. The error is EAGAIN if no reply came in time.
     #[error("{action}: netlink socket: {errno}")]
     Socket {
         /// The operation, its object and the namespace.

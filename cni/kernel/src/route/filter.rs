@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Traffic control: the filters at a link's hooks, and redirecting what it receives (tc(8), linux/pkt_cls.h).
+//! Traffic control: the filters at a link's hooks, and redirecting the packets that a link receives (tc(8),
+//! linux/pkt_cls.h).
 
 use std::fmt;
 
@@ -26,31 +27,31 @@ pub enum Hook {
 /// A filter at a hook.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Filter {
-    /// The kernel asks the filter with the lowest preference first.
+    /// The preference. The kernel starts with the filter that has the lowest one.
     pub preference: u16,
     /// `bpf`, `u32`, `flower`, …
     pub kind: String,
 }
 
-/// A filter of packets that a link receives, which the kernel asks in the order of the list.
+/// A filter for packets that a link receives. The kernel applies the filters in the order of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngressFilter {
     /// Preference and kind.
     pub filter: Filter,
-    /// The outcome for packets that match.
+    /// What happens to packets that match.
     pub verdict: Verdict,
     protocol: u16,
     handle: u32,
-    /// The indices of the links that it redirects to or mirrors to; 0 for one that is gone.
+    /// The indices of the links to which the filter redirects or mirrors packets. The index is 0 if the link is gone.
     targets: Vec<u32>,
 }
 
-/// The outcome of a filter.
+/// What a filter does with packets that match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// No filter behind it is asked about packets that match.
+    /// The packet's fate is decided, and no later filter sees it.
     Final,
-    /// The next filter is asked (`continue`, or no action at all).
+    /// The packet continues with the next filter (`continue`, or no action at all).
     Continues,
     /// A BPF program decides.
     Unknown,
@@ -72,7 +73,7 @@ impl IngressFilter {
             number => format!("{number:#06x}"),
         };
         let handle = match kind.as_str() {
-            // Table, bucket and node.
+            // The handle consists of table, bucket and node.
             "u32" => {
                 let bucket = match handle >> 12 & 0xff {
                     0 => String::new(),
@@ -99,7 +100,7 @@ const RTM_DELTFILTER: u16 = 45;
 const RTM_GETTFILTER: u16 = 46;
 const TCA_CHAIN: u16 = 11;
 // linux/pkt_sched.h
-/// `TC_H_INGRESS` and `TC_H_CLSACT`: a link has one of them at most.
+/// `TC_H_INGRESS` and `TC_H_CLSACT`, of which a link has at most one.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
 const INGRESS_HANDLE: u32 = 0xffff_0000;
 /// The ingress hook of clsact.
@@ -112,7 +113,8 @@ const TCA_U32_ACT: u16 = 7;
 const TC_U32_TERMINAL: u8 = 1;
 const TCA_ACT_KIND: u16 = 1;
 const TCA_ACT_OPTIONS: u16 = 2;
-/// `TCA_MIRRED_PARMS`, `TCA_GACT_PARMS` and those of most other actions, which begin with `struct tc_gen`.
+/// `TCA_MIRRED_PARMS`, `TCA_GACT_PARMS` and the corresponding attributes of most other actions, all of which begin
+/// with `struct tc_gen`.
 const TCA_ACTION_PARMS: u16 = 2;
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TCA_BPF_ID: u16 = 11;
@@ -121,8 +123,8 @@ const ACTION_VERDICT: usize = 8;
 /// Offset of the link's index in `struct tc_mirred`.
 const MIRRED_LINK: usize = 24;
 
-/// Preference of our filter, the same as that of the reference plugins: the first. The kernel puts filters without a
-/// preference behind it.
+/// The preference of our filter and of the reference plugins', which is the first one. The kernel puts filters
+/// without a preference after it.
 const PREFERENCE: u16 = 1;
 /// `ETH_P_ALL`.
 const EVERY_PROTOCOL: u16 = 0x0003;
@@ -133,9 +135,9 @@ fn info(preference: u16, protocol: u16) -> u32 {
 }
 
 impl RouteSocket {
-    /// Redirects the packets that a link receives to another link, before all other filters. Existing filters with the
-    /// first preference stay before the redirection, and are returned. Does nothing if it is in place already.
-    ///
+    /// Redirects the packets that a link receives to another link, before all other filters. Existing filters with
+    /// the first preference stay before the redirection, and are returned. Does nothing if the redirection is already
+    /// in place.
     /// # Errors
     /// ENOENT if the kernel has no clsact, u32 or mirred.
     pub fn redirect_ingress(&self, link: &Link, to: &Link) -> Result<Vec<IngressFilter>, RouteError> {
@@ -154,7 +156,8 @@ impl RouteSocket {
             request.message_with(RTM_NEWTFILTER, "u32", &redirection(to)),
             format_args!("redirect ingress of {} to {}", link.name, to.name),
         )?;
-        // Redirections further back, or to a link that is gone, go only now, so that no packet passes in between.
+        // Redirections that come later, or that lead to a link that is gone, are removed only now, so that no packet
+        // passes in between.
         let (earlier, others): (Vec<_>, Vec<_>) =
             filters.into_iter().partition(|one| is_redirection(one, &[to.index]));
         self.delete_filters(link, parent, &earlier)?;
@@ -188,8 +191,8 @@ impl RouteSocket {
         Ok(())
     }
 
-    /// The filters that are asked before a link's received packets are redirected to the link with index `to`; none if
-    /// they are not redirected there.
+    /// The filters that come before the redirection of a link's received packets to the link with index `to`. None if
+    /// there is no such redirection.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the filters.
@@ -203,7 +206,7 @@ impl RouteSocket {
         }))
     }
 
-    /// Indices of the links to which a link's received packets are redirected or mirrored.
+    /// The indices of the links to which a link's received packets are redirected or mirrored.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the filters.
@@ -238,13 +241,13 @@ impl RouteSocket {
             },
         );
         match program {
-            // The filter is missing, or clsact is.
+            // Either the filter or clsact does not exist.
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
             other => other.map(Option::flatten),
         }
     }
 
-    /// The filters at a hook of clsact of the link with index `link`, in their order; none without clsact.
+    /// The filters at one hook of clsact on the link with index `link`, in order. Empty without clsact.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
@@ -257,14 +260,14 @@ impl RouteSocket {
         let message = request.message(RTM_GETTFILTER);
         let action = format_args!("list filters of link {link}");
         let mut found = self.transport.list(message, action, |payload| Ok(Some(filter(payload)?)))?;
-        // The kernel lists each element of a filter, such as a hash table of u32.
+        // The kernel lists each element of a filter separately, such as a hash table of u32.
         found.sort();
         found.dedup();
         Ok(found)
     }
 
-    /// The hook for packets received: that of clsact, which is shared with BPF programs, or of the older
-    /// `ingress` if the link has that one. Adds clsact if it has none.
+    /// The hook for received packets: that of clsact, which BPF programs use as well, or that of the older qdisc
+    /// `ingress` if the link has it. Adds clsact if the link has neither.
     fn ingress_hook(&self, link: &Link) -> Result<u32, RouteError> {
         if let Some(parent) = self.existing_ingress_hook(link)? {
             return Ok(parent);
@@ -274,7 +277,7 @@ impl RouteSocket {
         message.text(TCA_KIND, "clsact");
         let added = self.transport.run(Verb::Create, message, format_args!("add clsact to {}", link.name));
         match (added, self.existing_ingress_hook(link)?) {
-            // Another process added it.
+            // Another process has added it meanwhile.
             (Err(error), Some(parent)) if error.already_exists() => Ok(parent),
             (added, _) => added.map(|()| CLSACT_INGRESS),
         }
@@ -286,7 +289,8 @@ impl RouteSocket {
     }
 }
 
-/// The first preference at which a filter like ours can be made: all filters of one preference have one kind and protocol.
+/// The first preference at which a filter like ours can be added, because all filters of one preference must have the
+/// same kind and protocol.
 fn place(filters: &[IngressFilter]) -> u16 {
     let is_taken = |preference: &u16| {
         filters.iter().any(|one| {
@@ -316,7 +320,7 @@ fn redirection(to: &Link) -> Vec<u8> {
         .collect();
     Attributes::encode(|options| {
         options.attr(TCA_U32_SEL, &selector).nest(TCA_U32_ACT, |actions| {
-            // The first in a list of actions.
+            // The first element of the list of actions.
             actions.nest(1, |action| {
                 action.text(TCA_ACT_KIND, "mirred").nest(TCA_ACT_OPTIONS, |options| {
                     options.attr(TCA_ACTION_PARMS, &mirred);
@@ -326,14 +330,15 @@ fn redirection(to: &Link) -> Vec<u8> {
     })
 }
 
-/// The filter in a message: the preference is in the upper half of `tcm_info`.
+/// Decodes the filter in a message. The preference is in the upper half of `tcm_info`.
 fn filter(payload: &[u8]) -> Result<Filter, ReplyError> {
     let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
     let preference = u16::try_from(message::u32_of(&header[TCMSG - 4..]) >> 16).unwrap_or_default();
     Ok(Filter { preference, kind: find(attributes, TCA_KIND).map(message::text).unwrap_or_default() })
 }
 
-/// A filter in a list; none for what is not asked: those of other chains, and what the kernel lists for the filters' structure.
+/// Decodes a filter from a list. None for entries that do not count: filters of other chains, and entries that only
+/// describe the filters' structure.
 pub(super) fn ingress_filter(payload: &[u8]) -> Result<Option<IngressFilter>, ReplyError> {
     let filter = filter(payload)?;
     let (header, attributes) = payload.split_at_checked(TCMSG).ok_or(ReplyError::NoHeader("a filter"))?;
@@ -366,11 +371,11 @@ pub(super) fn ingress_filter(payload: &[u8]) -> Result<Option<IngressFilter>, Re
 /// An action of a filter.
 struct Action {
     verdict: Option<u32>,
-    /// The link of mirred.
+    /// The link of a mirred action.
     target: Option<u32>,
 }
 
-/// The actions in a filter's options: each kind of filter has them in an attribute of its own.
+/// The actions in a filter's options. Each kind of filter has them in a different attribute.
 fn actions_of(kind: &str, options: &[u8]) -> Vec<Action> {
     let attribute = match kind {
         "u32" => TCA_U32_ACT,

@@ -9,16 +9,16 @@ use rtnetlink::packet_route::link::{IpVlanMode as WireIpvlanMode, MacVlanMode as
 
 use super::wire;
 
-/// Traffic between links of one macvlan master (`enum macvlan_mode` of `linux/if_link.h`).
+/// Which traffic is possible between links of one macvlan master (`enum macvlan_mode` of `linux/if_link.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacvlanMode {
     /// No traffic.
     Private,
-    /// Only through the switch to which the master is connected, if that sends packets back.
+    /// Only through the switch to which the master is connected, provided that the switch sends packets back.
     Vepa,
     /// All traffic, directly.
     Bridge,
-    /// The master has a single link.
+    /// No other link: the master has only this one.
     Passthru,
     /// Only from source addresses on a list.
     Source,
@@ -68,11 +68,11 @@ impl MacvlanMode {
 /// Layer at which an ipvlan link works (`enum ipvlan_mode` of `linux/if_link.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpvlanMode {
-    /// Frames: the link answers ARP and neighbour solicitations on the master's network.
+    /// Layer 2: the link answers ARP and neighbour solicitations on the master's network.
     L2,
-    /// Packets: the master's namespace routes what leaves.
+    /// Layer 3: the master's namespace routes packets that leave the link.
     L3,
-    /// As [`IpvlanMode::L3`], through the netfilter hooks of the master's namespace.
+    /// Like [`IpvlanMode::L3`], but packets pass the netfilter hooks of the master's namespace.
     L3s,
     /// Any other, by its number.
     Other(u16),
@@ -120,12 +120,12 @@ pub struct Vxlan {
     pub vni: u32,
     /// UDP port to which packets are sent and at which they are received.
     pub port: u16,
-    /// Index of the link by which packets leave; none for the link of the route to the remote.
+    /// Index of the link on which packets leave. None for the link to which the route to the remote leads.
     pub underlay: Option<u32>,
-    /// Source address of the packets, whose family all remotes have. If none, the route determines the source, and
-    /// remotes have IPv4 addresses.
+    /// Source address of the packets, to whose family all remotes must belong. If none, the route determines the
+    /// source, and remotes have IPv4 addresses.
     pub local: Option<IpAddr>,
-    /// True if received frames add FDB entries, as the kernel's default is.
+    /// True if the link adds FDB entries for received frames, which is the kernel's default.
     pub learning: bool,
 }
 
@@ -220,7 +220,7 @@ pub(super) fn is_external(name: &str, data: &[u8]) -> bool {
         "gre" | "gretap" | "ip6gre" | "ip6gretap" | "erspan" | "ip6erspan" => IFLA_GRE_COLLECT_METADATA,
         _ => return false,
     };
-    // VXLAN has a number, the others have a flag.
+    // VXLAN has a number here, the other kinds have a flag.
     message::attributes(data).any(|(kind, value)| kind == wanted && value != [0])
 }
 

@@ -22,14 +22,15 @@ use crate::AddressFamily;
 use crate::mac::Mac;
 use crate::netns::Netns;
 
-/// A link as the kernel describes it; by default all attributes are missing.
+/// A link as the kernel describes it. By default, all attributes are missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Index in its namespace.
     pub index: u32,
     /// Name.
     pub name: String,
-    /// Alternative names. Before Linux 6.7 a link that was moved still lists them, but cannot be found by them.
+    /// Alternative names. Before Linux 6.7, a link that was moved to another namespace still lists them, but cannot
+    /// be found by them.
     pub alternative_names: Vec<String>,
     /// Alias (`IFLA_IFALIAS`), a text of at most 255 bytes; empty if there is none.
     pub alias: String,
@@ -53,11 +54,11 @@ pub struct Link {
     pub state: OperState,
     /// Index of its bridge, bond or VRF.
     pub master: Option<u32>,
-    /// `IFLA_LINK`: for a veth the index of its peer in the peer's namespace; for a VLAN or macvlan that of
-    /// the link below.
+    /// `IFLA_LINK`: for a veth, the index of the peer in the peer's namespace; for a VLAN or macvlan, that of the
+    /// link below.
     pub peer: Option<u32>,
-    /// `IFLA_LINK_NETNSID`: the namespace of the peer or of the link below if it is another one, by an id
-    /// that is valid in this namespace only.
+    /// `IFLA_LINK_NETNSID`: the namespace of the peer or of the link below, if that is another namespace, as an ID
+    /// that is valid only in this namespace.
     pub peer_netns: Option<i32>,
     /// True if an XDP program in the driver sees each packet that the link receives.
     pub has_native_xdp: bool,
@@ -75,15 +76,16 @@ pub struct Link {
     pub accept_ra: u32,
     /// `net.ipv6.conf.<link>.forwarding`; false without IPv6.
     pub forwards_ipv6: bool,
-    /// True if the kernel has accepted a router advertisement on the link, after it had asked for one, since the link
-    /// came up (`IF_RA_RCVD`, set in `ndisc_router_discovery`). Stays when the kernel begins to forward.
+    /// True if the kernel has sent a router solicitation on the link since the link came up, and has accepted an
+    /// advertisement (`IF_RA_RCVD`, set in `ndisc_router_discovery`). This stays true when the kernel begins to
+    /// forward.
     pub has_router: bool,
     /// `net.ipv6.conf.<link>.disable_ipv6`; false without IPv6.
     pub disables_ipv6: bool,
 }
 
 impl Link {
-    /// True if packets of this family that come in through the link are forwarded, as far as the link decides.
+    /// True if, as far as this link decides, packets of this family that arrive on it are forwarded.
     #[must_use]
     pub const fn forwards(&self, family: AddressFamily) -> bool {
         match family {
@@ -134,7 +136,8 @@ pub struct LinkChange {
     flags: LinkFlags,
     mask: LinkFlags,
     attributes: Vec<LinkAttribute>,
-    /// Only fields that are not zero are sent, in one attribute, because the kernel would use only the last of two.
+    /// Only fields that are not zero are sent. All are in one attribute, because the kernel would use only the last
+    /// of two.
     ipv4: InetDevConf,
     words: Vec<String>,
 }
@@ -226,8 +229,8 @@ impl LinkChange {
 
     /// Sets `net.ipv4.conf.<link>.arp_notify`, after the other changes of the request.
     ///
-    /// Netlink is faster than the file below `/proc/sys`: to look that up, the kernel walks past the entries
-    /// of all network namespaces whose settings were read (`proc_sys_compare`).
+    /// Netlink is faster than the file below `/proc/sys`, because a lookup of that file walks past the entries of all
+    /// network namespaces whose settings have been read (`proc_sys_compare`).
     #[must_use]
     pub fn arp_notify(mut self) -> Self {
         self.ipv4.arp_notify = 1;
@@ -235,7 +238,7 @@ impl LinkChange {
         self
     }
 
-    /// Sets `net.ipv4.conf.<link>.route_localnet`, in the same way as [`LinkChange::arp_notify`].
+    /// Sets `net.ipv4.conf.<link>.route_localnet`, by the same means as [`LinkChange::arp_notify`].
     #[must_use]
     pub fn route_localnet(mut self) -> Self {
         self.ipv4.route_localnet = 1;
@@ -264,7 +267,7 @@ impl LinkChange {
 }
 
 impl RouteSocket {
-    /// The link of this name or alternative name (up to 127 bytes).
+    /// The link with this name or alternative name (of up to 127 bytes).
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if there is none.
@@ -279,12 +282,12 @@ impl RouteSocket {
                 let value = [name.as_bytes(), b"\0"].concat();
                 LinkAttribute::Other(DefaultNla::new(IFLA_ALT_IFNAME, value))
             }
-            // No link can have such a name; the kernel's error would be EINVAL or ERANGE.
+            // No link can have such a name. The kernel would report EINVAL or ERANGE.
             _ => return missing(),
         };
         let message = RouteNetlinkMessage::GetLink(query(0, Some(name_attribute)));
         match self.transport.get(message, format_args!("find link {name}"), decode) {
-            // Linux 5.5 introduced alternative names.
+            // The kernel knows alternative names since Linux 5.5.
             Err(error) if name.len() >= LONG && error.errno() == Some(Errno::EINVAL) => missing(),
             other => other,
         }
@@ -315,7 +318,7 @@ impl RouteSocket {
         )
     }
 
-    /// The peer of a veth, which may be in another namespace; none if it is gone or cannot be looked up.
+    /// The peer of a veth, which may be in another namespace. None if the peer is gone or cannot be looked up.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel refuses.
@@ -326,7 +329,7 @@ impl RouteSocket {
         let action = format_args!("find the peer of {}", link.name);
         match self.transport.get(RouteNetlinkMessage::GetLink(message), action, decode) {
             Ok(found) => Ok(Some(found)),
-            // The namespace may be gone as well.
+            // The peer's namespace may be gone as well.
             Err(error) if error.is_not_found() || error.errno() == Some(Errno::EINVAL) => Ok(None),
             Err(error) => Err(error),
         }
@@ -344,7 +347,7 @@ impl RouteSocket {
     /// Changes a link.
     ///
     /// # Errors
-    /// The kernel's error; some of several changes may have been made.
+    /// The kernel's error. If there are several changes, some of them may have been made.
     pub fn change_link(&self, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
@@ -363,7 +366,7 @@ impl RouteSocket {
     /// the link down and deletes its addresses and routes.
     ///
     /// # Errors
-    /// EEXIST if the name is taken: the link may then be in the other namespace, under its old name. EINVAL
+    /// EEXIST if the name is taken, in which case the link may be in the other namespace under its old name. EINVAL
     /// for a link that cannot leave its namespace.
     pub fn move_link(&self, link: &Link, to: &Netns, name: &str, alias: &str) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
@@ -375,7 +378,7 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::SetLink(message), action)
     }
 
-    /// Deletes a link, and with it its peer.
+    /// Deletes a link. If it has a peer, the peer is deleted, too.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if it is gone.
@@ -386,9 +389,9 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::DelLink(message), action)
     }
 
-    /// Waits until `wanted` is true for the link, for at most `patience`. Returns the link as last read,
-    /// wanted or not. Reads it at intervals that grow from 1 ms to 50 ms: the state of a new veth settles
-    /// within a few of them.
+    /// Waits until `wanted` is true for the link, for at most `patience`. Returns the link as it was last read,
+    /// whether `wanted` is true or not. The link is read at intervals that grow from 1 ms to 50 ms, because the state
+    /// of a new veth settles within a few of them.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if the link is gone.
@@ -434,7 +437,7 @@ const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_VRF_TABLE: u16 = 1;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
-/// `XDP_ATTACHED_NONE` and `XDP_ATTACHED_SKB`: the second one sees packets above the driver.
+/// `XDP_ATTACHED_NONE` and `XDP_ATTACHED_SKB`. Programs of the second kind see packets only after the driver.
 const NO_NATIVE_XDP: [u8; 2] = [0, 2];
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_FLAGS: u16 = 1;
@@ -476,7 +479,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, ReplyError> {
             nix::libc::IFLA_OPERSTATE => link.state = oper_state(message::u8_of(value)),
             nix::libc::IFLA_MASTER => link.master = Some(message::u32_of(value)),
             nix::libc::IFLA_LINK => link.peer = Some(message::u32_of(value)),
-            // Negative if the kernel has assigned no id.
+            // The number is negative if the kernel has assigned no ID.
             nix::libc::IFLA_LINK_NETNSID => {
                 link.peer_netns = Some(message::u32_of(value).cast_signed()).filter(|id| *id >= 0);
             }

@@ -3,12 +3,12 @@
 //! Links, addresses, routes and neighbours over routing netlink (rtnetlink(7)), and WireGuard's peers over generic
 //! netlink.
 //!
-//! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that
-//! uses it. Creation is exclusive: an object that exists is an error ([`RouteError::already_exists`]).
+//! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that uses
+//! it. Creation is exclusive, so it is an error if the object exists ([`RouteError::already_exists`]).
 //!
-//! Requests are built with the types of `netlink-packet-route`. Replies are decoded attribute by attribute,
-//! and only the attributes needed: one that a newer kernel has changed or added must not make a whole list
-//! unreadable.
+//! Requests are built with the types of `netlink-packet-route`. Replies are decoded attribute by attribute, and only
+//! the attributes that are needed, because an attribute that a newer kernel has changed or added must not make a
+//! whole list unreadable.
 //!
 //! [`Notifications`] reports changes by any process.
 
@@ -76,7 +76,7 @@ impl RouteSocket {
         Ok(Self::open_in_with(netns, || ())?.0)
     }
 
-    /// As [`RouteSocket::open_in`], and does other work in the namespace, on the same thread.
+    /// Like [`RouteSocket::open_in`], but also does other work in the namespace, on the same thread.
     ///
     /// # Errors
     /// The errors of [`RouteSocket::open_in`].
@@ -93,7 +93,7 @@ impl RouteSocket {
         Ok((Self { transport: transport? }, done))
     }
 
-    /// The cookie of the socket's namespace: see [`Netns::cookie`].
+    /// The cookie of the socket's namespace (see [`Netns::cookie`]).
     #[must_use]
     pub fn netns_cookie(&self) -> Option<u64> {
         self.transport.netns_cookie()

@@ -32,7 +32,7 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// A neighbour in whatever state.
+/// A neighbour in any state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownNeighbour {
     /// Its Ethernet address; none while the kernel looks for it.
@@ -41,8 +41,9 @@ pub struct KnownNeighbour {
     pub is_permanent: bool,
 }
 
-/// Whether a neighbour counts for the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which all
-/// network namespaces share. The kernel never collects a neighbour that does not count: it leaves with its link.
+/// Whether a neighbour counts towards the limits of the kernel's table (`net.ipv4.neigh.default.gc_thresh3`), which
+/// all network namespaces share. The kernel never garbage-collects a neighbour that does not count: it is deleted
+/// with its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// Counts, like a neighbour that the kernel has learnt.
@@ -58,10 +59,10 @@ pub struct FdbEntry {
     pub mac: Mac,
     /// The address to which they are sent.
     pub remote: IpAddr,
-    /// The UDP port to which they are sent; none for the VXLAN link's.
+    /// The UDP port to which they are sent, or none for that of the VXLAN link.
     pub port: Option<u16>,
-    /// True if VNI and outgoing link are those of the VXLAN link. An entry for which this is false is only
-    /// read, never written.
+    /// True if the VNI and the outgoing link are those of the VXLAN link. Entries for which this is false can be read
+    /// but not written.
     pub plain: bool,
 }
 
@@ -123,8 +124,8 @@ fn message(kind: u16, header: &Header, attributes: &[(u16, &[u8])]) -> Message {
     message
 }
 
-/// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK` the kernel accepts the index only as an
-/// attribute; without that option it ignores the attribute for the FDB.
+/// A request for the entries of one link. With `NETLINK_GET_STRICT_CHK`, the kernel accepts the index only as an
+/// attribute. Without that option, it ignores the attribute for the FDB.
 fn list_of(family: u8, link: &Link) -> Message {
     let header = Header { family, link: 0, state: 0, flags: 0 };
     message(RTM_GETNEIGH, &header, &[(NDA_IFINDEX, &link.index.to_ne_bytes())])
@@ -135,7 +136,7 @@ fn neighbour(link: &Link, address: IpAddr) -> Header {
     Header { family, link: link.index, state: NUD_PERMANENT, flags: 0 }
 }
 
-/// `NTF_SELF`: an entry of the link itself, not of its bridge.
+/// The header for an entry of the link itself (`NTF_SELF`), not of its bridge.
 fn fdb(link: &Link) -> Header {
     Header { family: AF_BRIDGE, link: link.index, state: NUD_PERMANENT | NUD_NOARP, flags: NTF_SELF }
 }
@@ -150,7 +151,7 @@ impl RouteSocket {
         self.transport.list(list_of(AF_UNSPEC, link), action, |payload| decode(payload, link.index))
     }
 
-    /// What the kernel knows of one neighbour, in whatever state.
+    /// What the kernel knows about one neighbour, in any state.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel refuses the request, as before Linux 5.0.
@@ -164,9 +165,9 @@ impl RouteSocket {
         }
     }
 
-    /// Adds a neighbour as if the kernel had received a packet from it: the first packet to it needs no request, and
-    /// the kernel verifies the entry like any other once it is used. `known` is the entry that [`Self::neighbour`] has
-    /// returned for the IP address, and is replaced; without it, no existing entry is.
+    /// Adds a neighbour as if the kernel had received a packet from it. The first packet to the neighbour then needs
+    /// no request, and the kernel verifies the entry like any other once it is used. `known` is the entry for the IP
+    /// address that [`Self::neighbour`] has returned, which is replaced. Without it, no existing entry is replaced.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the link has an entry that is not `known`; [`RouteError::is_not_found`] if the link
@@ -189,12 +190,12 @@ impl RouteSocket {
         self.transport.run(verb, message(RTM_NEWNEIGH, &header, &attributes), action)
     }
 
-    /// Tells a bridge that an Ethernet address is behind one of its ports, as if it had sent a frame. The entry expires
-    /// as a learnt one does. An entry that the bridge already has for the address stays, because replacing entries
-    /// would also take the address of the bridge itself, or of another port.
+    /// Tells a bridge that an Ethernet address is behind one of its ports, as if the port had received a frame from
+    /// it. The entry expires like a learnt one. If the bridge already has an entry for the address, that entry stays,
+    /// because replacing it could also take away the address of the bridge itself or of another port.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] for an address that the bridge knows; others if the link is not a port of a
+    /// [`RouteError::already_exists`] if the bridge knows the address; other errors if the link is not a port of a
     /// bridge.
     pub fn introduce_to_bridge(&self, port: &Link, mac: Mac) -> Result<(), RouteError> {
         let header = Header { family: AF_BRIDGE, link: port.index, state: NUD_REACHABLE, flags: NTF_MASTER };
@@ -234,8 +235,8 @@ impl RouteSocket {
         self.transport.list(list_of(AF_BRIDGE, link), action, |payload| decode_fdb(payload, link.index))
     }
 
-    /// Sets the only remote of an Ethernet address, replacing all that the VXLAN link has for it. The entry has the
-    /// link's VNI. A port that equals the link's is read back as none.
+    /// Sets the only remote of an Ethernet address, replacing all remotes that the VXLAN link has for it. The entry
+    /// has the link's VNI. A port that equals the link's port is read back as none.
     ///
     /// # Errors
     /// EAFNOSUPPORT if the remote is not of the family of the link's source address; EOPNOTSUPP for a
@@ -260,7 +261,7 @@ impl RouteSocket {
     }
 }
 
-/// The attributes of a permanent entry of this link; none for any other.
+/// The attributes of a permanent entry of this link. None for any other entry.
 fn permanent(payload: &[u8], link: u32) -> Result<Option<(u8, &[u8])>, ReplyError> {
     let (header, rest) = payload.split_at_checked(NDMSG).ok_or(ReplyError::NoHeader("a neighbour"))?;
     let ours = message::u32_of(&header[4..]) == link
@@ -280,7 +281,7 @@ pub(super) fn decode_any(payload: &[u8]) -> Result<Option<KnownNeighbour>, Reply
     Ok(Some(KnownNeighbour { mac: address.and_then(|(_, value)| wire::mac(value)), is_permanent }))
 }
 
-/// An entry with both addresses; none without an Ethernet address.
+/// An entry that has both addresses. None if it has no Ethernet address.
 fn entry(family: u8, attributes: &[u8]) -> Option<Neighbour> {
     let (mut address, mut mac) = (None, None);
     for (kind, value) in message::attributes(attributes) {
@@ -301,7 +302,7 @@ pub(super) fn decode_fdb(payload: &[u8], link: u32) -> Result<Option<FdbEntry>, 
         match kind {
             NDA_LLADDR => mac = wire::mac(value),
             NDA_DST => remote = wire::address(value),
-            // The kernel sends these only if they differ from the link's (`vxlan_fdb_info`).
+            // The kernel sends these only if they differ from those of the link (`vxlan_fdb_info`).
             NDA_PORT => port = value.first_chunk().map(|bytes| u16::from_be_bytes(*bytes)),
             NDA_VNI | NDA_IFINDEX | NDA_NH_ID => plain = false,
             _ => {}
@@ -361,7 +362,7 @@ mod tests {
         let port = 8472_u16.to_be_bytes();
         let with = [&plain[..], &[(NDA_PORT, &port[..])]].concat();
         assert_eq!(decode(&with), Some(FdbEntry { port: Some(8472), ..FdbEntry::new(MAC, remote) }));
-        // A cache entry's age and an attribute of a later kernel.
+        // The age of a cache entry, and an attribute of a later kernel.
         let with = [&plain[..], &[(3, &[0; 16][..]), (99, &[1][..])]].concat();
         assert_eq!(decode(&with), Some(FdbEntry::new(MAC, remote)));
         assert_eq!(decode(&plain[..1]), None, "an entry without a remote");

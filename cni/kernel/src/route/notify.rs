@@ -18,19 +18,20 @@ use super::path::{self, Route};
 use crate::AddressFamily;
 use crate::netns::Netns;
 
-/// Kinds of objects whose changes are reported, of both address families.
+/// Kinds of objects whose changes are reported, for both address families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotificationGroup {
     /// Links.
     Links,
     /// Addresses of links.
     Addresses,
-    /// Routes of all tables. The kernel does not report the IPv4 routes that it deletes because a link or an
-    /// address is gone or a link is down (`fib_table_flush`).
+    /// Routes of all tables. If the kernel deletes IPv4 routes because a link or an address is gone or a link is
+    /// down, it does not report that (`fib_table_flush`).
     Routes,
-    /// Queueing disciplines and filters of links (tc(8)). The kernel does not report that they go with a deleted link.
+    /// Queueing disciplines and filters of links (tc(8)). If they disappear together with a link, the kernel does not
+    /// report that.
     TrafficControl,
-    /// Forwarding, of the whole namespace and of links.
+    /// Whether the whole namespace and each link forwards packets.
     Settings,
 }
 
@@ -70,7 +71,7 @@ pub enum Notification {
         /// True if it is deleted.
         deleted: bool,
     },
-    /// A route is new, changed or deleted; one notification for each next hop.
+    /// A route is new, changed or deleted. There is one notification for each next hop.
     Route {
         /// The route after the change.
         route: Route,
@@ -88,27 +89,27 @@ pub enum Notification {
     Forwarding {
         /// The family.
         family: AddressFamily,
-        /// The index of the link; none for the whole namespace, or for new links.
+        /// The index of the link. None for the whole namespace, or for links that are created later.
         link: Option<u32>,
         /// True if it is on now.
         on: bool,
     },
-    /// Changes were not reported, because the reader was too slow for the socket's buffer. Read all objects again;
-    /// later notifications are about later changes.
+    /// Changes were not reported, because the reader was too slow for the socket's buffer. Read all objects again.
+    /// Later notifications are about later changes.
     Lost,
 }
 
-/// Size of the socket's buffer in bytes, of which the kernel counts each message with its overhead.
+/// Size of the socket's buffer in bytes. The kernel counts each message together with its overhead.
 const RECEIVE_BUFFER: usize = 2 * 1024 * 1024;
 
 /// A socket that receives the changes in one network namespace, including those that this process makes.
 ///
-/// Subscribe first and then read the objects: no change is missed that way. The memory is bounded: a buffer
-/// for one datagram and what it contains here, the socket's buffer in the kernel.
+/// Subscribe first, and then read the objects, so that no change is missed. Memory use is bounded: in this process, a
+/// buffer for one datagram and its contents; in the kernel, the socket's buffer.
 #[derive(Debug)]
 pub struct Notifications {
     subscription: Subscription,
-    /// Notifications of the last message that are not read yet.
+    /// Notifications from the last message that have not been read yet.
     pending: VecDeque<Notification>,
     /// ` in /run/netns/x`, or empty for the caller's namespace.
     place: String,
@@ -154,7 +155,7 @@ impl Notifications {
         self.subscription.set_receive_buffer(bytes).map_err(|errno| self.failed("set receive buffer", errno))
     }
 
-    /// The next change, or none if there is none yet. Does not block.
+    /// Returns the next change, or none if there is none yet. Does not block.
     ///
     /// # Errors
     /// [`RouteError::Socket`] if the socket fails.
@@ -165,7 +166,7 @@ impl Notifications {
             }
             match self.subscription.read() {
                 Ok(Some(Incoming::Message(header, payload))) => {
-                    // A message without its header is of no use, but something has changed.
+                    // A message without its header is useless, but it shows that something has changed.
                     if decode(header.kind, payload, &mut self.pending).is_err() {
                         self.pending.push_back(Notification::Lost);
                     }
@@ -198,8 +199,8 @@ impl Notifications {
     }
 }
 
-/// Lets callers wait for changes as on any socket. After an overflow the socket has an error (`POLLERR`), which
-/// [`Notifications::read`] takes.
+/// Lets callers wait for changes like on any socket. After an overflow, the socket has an error (`POLLERR`), which
+/// [`Notifications::read`] clears.
 impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.subscription.as_fd()
@@ -212,12 +213,12 @@ impl AsRawFd for Notifications {
     }
 }
 
-/// Decodes one message; nothing for a type that no group has.
+/// Decodes one message. Adds nothing for a type that belongs to no group.
 pub(super) fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification>) -> Result<(), ReplyError> {
     let deleted = matches!(kind, libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE);
     match kind {
         // Bridges report their ports in the same group (`br_ifinfo_notify`), and report a port that leaves as
-        // deleted. The link itself still exists, and its own change is reported, too.
+        // deleted. The link itself still exists, and its own change is reported as well.
         libc::RTM_NEWLINK | libc::RTM_DELLINK
             if payload.len() >= IFINFOMSG && message::u8_of(payload) != UNSPECIFIED => {}
         libc::RTM_NEWLINK | libc::RTM_DELLINK => {
@@ -245,7 +246,7 @@ pub(super) fn decode(kind: u16, payload: &[u8], into: &mut VecDeque<Notification
     Ok(())
 }
 
-/// `linux/rtnetlink.h`; libc does not have it.
+/// From `linux/rtnetlink.h`, because libc lacks it.
 const RTM_NEWNETCONF: u16 = 80;
 
 /// The offset of the link's index in `struct tcmsg` (`linux/rtnetlink.h`).
@@ -266,7 +267,7 @@ mod tests {
     /// `struct ifinfomsg`: family, padding, type, index, flags, change.
     fn link_message(family: u8) -> Vec<u8> {
         let mut bytes = vec![family, 0, 1, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-        // IFLA_IFNAME, then an attribute that is cut.
+        // IFLA_IFNAME, followed by a truncated attribute.
         bytes.extend([7, 0, 3, 0, b'a', b'b', 0, 0]);
         bytes.extend([200, 0, 4, 0]);
         bytes

@@ -43,22 +43,21 @@ pub struct Route {
     pub link: Option<u32>,
     /// Preferred source address of the node's own packets.
     pub source: Option<IpAddr>,
-    /// Metric: the lowest wins. For IPv6 the kernel reads 0 as 1,024.
+    /// Metric. The route with the lowest one wins. For IPv6, the kernel treats 0 as 1,024.
     pub metric: u32,
     /// Table, [`MAIN_TABLE`] by default.
     pub table: u32,
-    /// Scope (IPv4 only). None: universe with a gateway, link without, host for [`RouteKind::Local`].
+    /// Scope (IPv4 only). By default, universe with a gateway, link without one, and host for [`RouteKind::Local`].
     pub scope: Option<RouteScope>,
     /// Type.
     pub kind: RouteKind,
-    /// Path MTU in bytes; 0 for the link's.
+    /// Path MTU in bytes, or 0 for the link's MTU.
     pub mtu: u32,
-    /// Maximum TCP segment to advertise in bytes; 0 for the kernel's choice.
+    /// Maximum TCP segment size to advertise in bytes, or 0 for the kernel's choice.
     pub advmss: u32,
-    /// True if the gateway is on the link though no prefix covers it.
+    /// True if the gateway is on the link although no prefix covers it.
     pub onlink: bool,
-    /// Origin (`rtm_protocol`), by its number in `linux/rtnetlink.h`; 0 stands for `boot`, as of `ip route
-    /// add`.
+    /// Origin (`rtm_protocol`), by its number in `linux/rtnetlink.h`. 0 means `boot`, like for `ip route add`.
     pub protocol: u8,
 }
 
@@ -69,8 +68,8 @@ const NETCONFA_IFINDEX_ALL: i32 = -1;
 /// The length of `struct netconfmsg`: the family, padded.
 const NETCONFMSG: usize = 4;
 
-/// The family, the number of the link (negative for the whole namespace) and the state of a message about settings; none if
-/// it is not about forwarding.
+/// Decodes a message about settings: the family, the number of the link (negative for the whole namespace), and
+/// whether it forwards. None if the message is not about forwarding.
 pub(super) fn decode_forwarding(payload: &[u8]) -> Option<(AddressFamily, i32, bool)> {
     let (header, settings) = payload.split_at_checked(NETCONFMSG)?;
     let family =
@@ -80,7 +79,7 @@ pub(super) fn decode_forwarding(payload: &[u8]) -> Option<(AddressFamily, i32, b
     Some((family, number(NETCONFA_IFINDEX)?, number(NETCONFA_FORWARDING)? != 0))
 }
 
-/// Type of a route (`rtm_type`): the fate of its packets.
+/// Type of a route (`rtm_type`), which decides what happens to its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
     /// Forwarded or sent.
@@ -92,8 +91,8 @@ pub enum RouteKind {
 }
 
 impl RouteKind {
-    /// Dropped, and refused by ICMP "destination unreachable" (`RTN_UNREACHABLE`). For IPv6 the kernel lists such a
-    /// route with the loopback as link.
+    /// Dropped and answered with ICMP "destination unreachable" (`RTN_UNREACHABLE`). The kernel lists such an IPv6
+    /// route with the loopback as its link.
     pub const UNREACHABLE: Self = Self::Other(7);
 }
 
@@ -110,21 +109,21 @@ impl RouteScope {
     pub const HOST: Self = Self(254);
 }
 
-/// The action if a route to the same destination with the same metric exists.
+/// What happens if a route to the same destination with the same metric exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// Fail with EEXIST.
     Refuse,
-    /// Add the new route after it, for IPv6 as a further next hop. An equal route is still EEXIST.
+    /// Add the new route after it, or for IPv6 as another next hop. It is still EEXIST if the routes are equal.
     Append,
-    /// Add the new route before it, so that packets take it; else as [`Existing::Append`].
+    /// Add the new route before it, so that packets take the new route. Otherwise like [`Existing::Append`].
     Prepend,
     /// Replace it, whatever its origin.
     Replace,
 }
 
 impl Route {
-    /// A route in the main table; all else is unset.
+    /// A route in the main table. Everything else is unset.
     #[must_use]
     pub fn to(dst: IpNet) -> Self {
         Self {
@@ -143,7 +142,7 @@ impl Route {
         }
     }
 
-    /// The default route of a family; all else is unset.
+    /// The default route of a family. Everything else is unset.
     #[must_use]
     pub fn default_of(family: AddressFamily) -> Self {
         Self::to(match family {
@@ -257,7 +256,7 @@ impl RouteSocket {
         }
     }
 
-    /// The routes of one family in a table; one route for each next hop. Empty if there is no such table.
+    /// The routes of one family in a table, with one route for each next hop. Empty if there is no such table.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
@@ -265,11 +264,11 @@ impl RouteSocket {
         self.list_routes(family, table, ANY_PROTOCOL, format_args!("list routes of table {table}"))
     }
 
-    /// The routes of one family in a table whose origin has this number ([`Route::protocol`]); one route for
+    /// The routes of one family in a table whose origin has this number ([`Route::protocol`]), with one route for
     /// each next hop. Empty if there is no such table.
     ///
-    /// IPv6 routes via gateways that share destination and metric become next hops of one route, with the
-    /// origin of the first (`rt6_fill_node`): routes to be found by their origin need a metric of their own.
+    /// IPv6 routes via gateways that share destination and metric become next hops of one route, which has the origin
+    /// of the first one (`rt6_fill_node`). So routes that are to be found by their origin need a metric of their own.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
@@ -291,8 +290,8 @@ impl RouteSocket {
         action: fmt::Arguments<'_>,
     ) -> Result<Vec<Route>, RouteError> {
         let message = list_request(family, table, protocol);
-        // A kernel without IPv6 lists the routes of the families that it has, and one before Linux 4.20 the
-        // routes of all origins.
+        // A kernel without IPv6 lists the routes of the families that it has, and a kernel before Linux 4.20 lists
+        // the routes of all origins.
         let decode = |payload: &[u8]| {
             let mut routes = decode(payload, table)?;
             routes.retain(|route| {
@@ -307,7 +306,7 @@ impl RouteSocket {
         }
     }
 
-    /// The default route of a family in the main table that leaves by a link; of several the one with the
+    /// The default route of a family in the main table that leaves by a link. If there are several, the one with the
     /// lowest metric. See [`RouteSocket::default_routes`].
     ///
     /// # Errors
@@ -317,10 +316,10 @@ impl RouteSocket {
     }
 
     /// The default routes of a family in the main table that leave by a link. A route that leads nowhere
-    /// (`unreachable`, `blackhole`, …) does not count, though the kernel lists it with the loopback.
+    /// (`unreachable`, `blackhole`, …) does not count, although the kernel lists it with the loopback.
     ///
-    /// Takes the socket, because the list of IPv4 routes is not read to its end: the kernel lists routes by address
-    /// (`fib_table_dump`), so those to 0.0.0.0 come first, whatever the length of their prefix.
+    /// This consumes the socket, because the list of IPv4 routes is not read to its end: the kernel lists routes by
+    /// address (`fib_table_dump`), so those to 0.0.0.0 come first, whatever the length of their prefix.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the routes.
@@ -346,14 +345,14 @@ impl RouteSocket {
             Ok(ControlFlow::Continue(()))
         });
         match listed {
-            // A table does not exist before its first route.
+            // A table does not exist until it has a route.
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
             other => other,
         }
     }
 
-    /// The link of the default route of a family, as [`RouteSocket::default_route`] finds it; of IPv6 routes with
-    /// the same metric, that of any of them.
+    /// The link of the default route of a family, as [`RouteSocket::default_route`] finds it. If several IPv6 routes
+    /// have the same metric, the link of any of them.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the routes.
@@ -366,21 +365,23 @@ impl RouteSocket {
         Ok(self.default_route(family)?.and_then(|route| route.link))
     }
 
-    /// The default route for IPv6, if a lookup finds it: in a list, the kernel puts the default routes of IPv6 last
-    /// (`fib6_walk_continue`). None also if a rule leads to another table, or if there are several next hops.
+    /// The default route for IPv6, if a lookup finds it. This avoids a list, at the end of which the kernel puts the
+    /// default routes of IPv6 (`fib6_walk_continue`). Also none if a rule leads to another table, or if there are
+    /// several next hops.
     fn found_ipv6_default(&self) -> Option<Route> {
         let routes = self.matching(Ipv6Addr::UNSPECIFIED.into(), MAIN_TABLE)?;
         let [route] = <[Route; 1]>::try_from(routes).ok()?;
         route.is_default_by_link().then_some(route)
     }
 
-    /// The routes by which the node's packets to far destinations leave, in the tables that rules lead to: the default
-    /// route, or those to half of all addresses that a VPN puts before it. Empty if there is none.
+    /// The routes by which the node's packets to distant destinations leave, in the tables to which rules lead: the
+    /// default route, or the two routes to half of all addresses each that a VPN puts before it. Empty if there is no
+    /// such route.
     pub fn routes_to_anywhere(&self, family: AddressFamily) -> Vec<Route> {
-        /// The longest prefix that counts as anywhere.
+        /// The longest prefix that still counts as a route to anywhere.
         const HALF: u8 = 1;
         const ANY_TABLE: u32 = 0;
-        // An address in each half, to which nobody has a route of its own.
+        // One address in each half, to which nobody has a specific route.
         let far: [IpAddr; 2] = match family {
             AddressFamily::V4 => [[1, 255, 255, 254].into(), [223, 255, 255, 254].into()],
             AddressFamily::V6 => {
@@ -395,8 +396,8 @@ impl RouteSocket {
             .collect()
     }
 
-    /// The route at which a lookup of the address ends, if the route is in this table (0 for any), with all its next
-    /// hops. Returns `None` if there is no route, or only one that refuses packets.
+    /// The route at which a lookup of the address ends, with all its next hops, if the route is in this table (0 for
+    /// any table). Returns `None` if there is no route, or only one that refuses packets.
     fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
         self.lookup(address, table).inspect_err(|error| log::debug!("{error}")).ok()
     }
@@ -410,9 +411,9 @@ impl RouteSocket {
         self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |reply| decode(reply, table))
     }
 
-    /// The link by which the node's own packets to `address` leave; of several next hops, that of the first. Unlike
-    /// [`RouteSocket::route_to`], this is as cheap on a node with thousands of links: the kernel does not look at the
-    /// addresses of all of them to choose a source (`rt6_fill_node`).
+    /// The link by which the node's own packets to `address` leave. If there are several next hops, the link of the
+    /// first one. Unlike [`RouteSocket::route_to`], this is cheap even on a node with thousands of links, because the
+    /// kernel does not look at the addresses of all links to choose a source (`rt6_fill_node`).
     ///
     /// # Errors
     /// The errors of [`RouteSocket::route_to`].
@@ -420,7 +421,7 @@ impl RouteSocket {
         let found = self.lookup(address, 0)?;
         let link =
             found.into_iter().filter(|route| route.kind == RouteKind::Unicast).find_map(|route| route.link);
-        // The node's own addresses, and routes by nexthop objects, whose reply names no link.
+        // The reply names no link for the node's own addresses, and for routes with nexthop objects.
         link.map_or_else(|| Ok(self.route_to(address)?.link), |link| Ok(Some(link)))
     }
 
@@ -443,7 +444,7 @@ impl RouteSocket {
         let flags = match existing {
             Existing::Refuse => flag::EXCLUSIVE,
             Existing::Append => flag::APPEND,
-            // With neither flag, fib_table_insert() puts the new route first.
+            // Without either flag, fib_table_insert() puts the new route first.
             Existing::Prepend => 0,
             Existing::Replace => flag::REPLACE,
         };
@@ -471,16 +472,16 @@ impl RouteSocket {
     /// Deletes a route if it has this origin ([`Route::protocol`]). Another program's route to the same destination
     /// stays.
     ///
-    /// The kernel also compares destination, table, metric, and, if they are set, gateway and link; for IPv4
-    /// also type, scope and, if they are set, source, MTU and segment size (`fib_table_delete`,
-    /// `ip6_route_del`). For IPv4 a metric of 0 stands for the lowest that such a route has.
+    /// The kernel also compares destination, table and metric, and, if they are set, gateway and link. For IPv4, it
+    /// also compares type and scope, and, if they are set, source, MTU and segment size (`fib_table_delete`,
+    /// `ip6_route_del`). For IPv4, a metric of 0 means the lowest metric that such a route has.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if there is no such route.
     pub fn delete_own_route(&self, route: &Route) -> Result<(), RouteError> {
         let mut message = route.message();
         if route.metric == 0 && route.dst.addr().is_ipv6() {
-            // Without a metric the kernel takes any.
+            // If no metric is given, the kernel accepts any.
             message.attributes.push(RouteAttribute::Priority(IPV6_METRIC));
         }
         let protocol = u8::from(message.header.protocol);
@@ -551,13 +552,13 @@ fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
     match kind {
         nix::libc::RTA_OIF => route.link = Some(message::u32_of(value)),
         nix::libc::RTA_GATEWAY => route.gateway = wire::address(value),
-        // RFC 5549: an IPv4 route via an IPv6 gateway; the family comes first.
+        // RFC 5549: an IPv4 route via an IPv6 gateway. The value begins with the family.
         nix::libc::RTA_VIA => route.gateway = value.get(2..).and_then(wire::address),
         _ => {}
     }
 }
 
-/// A route for each next hop: `struct rtnexthop` (`linux/rtnetlink.h`), then attributes.
+/// Decodes one route for each next hop: `struct rtnexthop` (`linux/rtnetlink.h`), followed by attributes.
 fn by_hop(mut hops: &[u8], route: &Route) -> Vec<Route> {
     let mut routes = Vec::new();
     while let (Some(length), Some(index)) = (hops.get(..2).map(message::u16_of), hops.get(4..RTNEXTHOP)) {

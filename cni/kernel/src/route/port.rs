@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Settings of bridges and their ports, as a link has them.
+//! Settings of bridges and their ports, as part of a link.
 
 use cni_netlink::message;
 
@@ -39,13 +39,13 @@ impl Switch {
 /// Settings of a bridge port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortSettings {
-    /// Packets may leave by the port by which they came.
+    /// Packets may leave by the port on which they arrived.
     pub hairpin: Switch,
     /// The port exchanges no packets with other isolated ports (since Linux 4.18).
     pub isolated: Switch,
 }
 
-// linux/if_link.h; the kernel calls hairpin the port's mode.
+// From linux/if_link.h. The kernel calls the hairpin setting the port's mode.
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
 

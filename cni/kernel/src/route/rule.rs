@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Routing rules (ip-rule(8)): which table a packet is looked up in.
+//! Routing rules (ip-rule(8)), which decide in which table a packet is looked up.
 
 use std::net::IpAddr;
 
@@ -17,17 +17,17 @@ use crate::AddressFamily;
 /// A rule that selects a table by the packet's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Family of its packets.
+    /// The family of packets to which the rule applies.
     pub family: AddressFamily,
-    /// Prefix of the source; none for every source.
+    /// Prefix of the source. None for any source.
     pub source: Option<IpNet>,
-    /// Its table; 0 for a rule without one.
+    /// The table in which packets are looked up, or 0 for a rule without one.
     pub table: u32,
-    /// The kernel matches the rule with the lowest priority first. A new rule without a priority comes before all existing
-    /// rules but the first.
+    /// The priority. The kernel starts with the rule that has the lowest one. A new rule without a priority comes
+    /// before all existing rules except for the first.
     pub priority: Option<u32>,
-    /// True if the rule has no condition but the source, and looks up a table. A rule for which this is false
-    /// is only read, never written.
+    /// True if the rule has no condition other than the source, and looks up a table. Rules for which this is false
+    /// can be read but not written.
     pub only_source: bool,
 }
 
@@ -48,7 +48,8 @@ impl Rule {
         let mut message = RuleMessage::default();
         message.header.family = wire::family(self.family);
         message.header.action = RuleAction::ToTable;
-        // A number that does not fit the header is only in the attribute, and the header has RT_TABLE_UNSPEC.
+        // A number that does not fit into the header is sent only as an attribute, with RT_TABLE_UNSPEC in the
+        // header.
         message.header.table = u8::try_from(self.table).unwrap_or(0);
         message.attributes.push(RuleAttribute::Table(self.table));
         if let Some(source) = self.source {
@@ -124,7 +125,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
         source: None,
         table: u32::from(header[4]),
         priority: None,
-        // No destination, no type of service, no inversion.
+        // There is no destination, no type of service, and no inversion.
         only_source: header[1] == 0
             && header[3] == 0
             && header[7] == FR_ACT_TO_TBL
@@ -135,7 +136,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
             FRA_SRC => rule.source = wire::address(value).and_then(|ip| IpNet::new(ip, source_len).ok()),
             FRA_PRIORITY => rule.priority = Some(message::u32_of(value)),
             FRA_TABLE => rule.table = message::u32_of(value),
-            // The kernel sends the origin and "no suppression" with every rule.
+            // The kernel sends the origin, and "no suppression", with every rule.
             FRA_PROTOCOL => {}
             FRA_SUPPRESS_PREFIXLEN if message::u32_of(value) == u32::MAX => {}
             _ => rule.only_source = false,
@@ -173,7 +174,7 @@ mod tests {
         let plain = bytes(&Rule::from_address("10.1.2.3".parse().unwrap(), 100));
         let alone = |bytes: &[u8]| decode(bytes).unwrap().unwrap().only_source;
         assert!(alone(&plain));
-        // A destination, a type of service, another action, an inversion.
+        // A destination, a type of service, another action, and an inversion.
         for (at, value) in [(1, 32), (3, 8), (7, 6), (8, 2)] {
             let mut bytes = plain.clone();
             bytes[at] = value;

@@ -17,21 +17,21 @@ use crate::mac::Mac;
 /// One tick of the scheduler's clock in nanoseconds, `PSCHED_TICKS2NS(1)` (`net/pkt_sched.h`).
 const TICK: u128 = 64;
 
-/// Microseconds that an aggregated packet (GSO, GRO) may take at the rate; a longer one is split, so that
-/// packets of other flows get between.
+/// How many microseconds an aggregated packet (GSO, GRO) may take at the rate. A longer packet is split, so that
+/// packets of other flows can be sent in between.
 const LONGEST_PACKET_US: u64 = 2_000;
-/// The length up to which the kernel aggregates packets, except for BIG TCP.
+/// The length up to which the kernel aggregates packets, apart from BIG TCP.
 const LARGEST_PACKET: u64 = 65_536;
-/// Microseconds that a packet waits in a queue without fair queueing. Half of it costs a TCP connection 7 %
-/// of the rate.
+/// How many microseconds a packet waits in a queue without fair queueing. With half of this, a TCP connection loses 7
+/// % of the rate.
 const WAIT_US: u64 = 10_000;
 /// codel's default target in microseconds.
 const TARGET_US: u64 = 5_000;
-/// The least that a queue without fair queueing holds: in packets of the link's MTU where longer ones are
-/// split, else in bytes, more than one packet of BIG TCP.
+/// What a queue without fair queueing holds at least: this many packets of the link's MTU if longer packets are
+/// split, or else this many bytes, which is more than one packet of BIG TCP.
 const LEAST_PACKETS: u64 = 8;
 const LEAST_BYTES: u64 = 600_000;
-/// Bytes of a packet beyond the MTU: its link-layer header, VLAN tags.
+/// How many bytes a packet has beyond the MTU, for its link-layer header and VLAN tags.
 const HEADERS: u64 = 32;
 
 /// A token bucket filter: a queue that sends at a rate, with bursts (tc-tbf(8)).
@@ -46,8 +46,8 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A queue that sends `rate` bytes per second, `burst` bytes at once, and drops packets that would wait
-    /// longer than `latency_us` microseconds. Values that exceed the kernel's 32 bits are clamped.
+    /// A queue that sends `rate` bytes per second, up to `burst` bytes at once, and drops packets that would wait
+    /// longer than `latency_us` microseconds. Values beyond the kernel's 32 bits are clamped.
     #[must_use]
     pub fn new(rate: u64, burst: u32, latency_us: u64) -> Self {
         let clamp = |value: u128| u32::try_from(value).unwrap_or(u32::MAX);
@@ -56,15 +56,14 @@ impl TokenBucket {
         Self { rate, burst_ticks: clamp(nanoseconds / TICK), limit: clamp(waiting + u128::from(burst)) }
     }
 
-    /// The longest packet that is not split, in bytes, on a link with this MTU. None if no packet needs
-    /// splitting.
+    /// The longest packet that is not split, in bytes, on a link with this MTU. None if no packet has to be split.
     fn longest_packet(&self, mtu: u32) -> Option<u32> {
         let bytes = u128::from(self.rate) * u128::from(LONGEST_PACKET_US) / 1_000_000;
         let bytes = u64::try_from(bytes).ok()?.max(u64::from(mtu) + HEADERS);
         u32::try_from(bytes).ok().filter(|_| bytes < LARGEST_PACKET)
     }
 
-    /// Length in bytes of the queue where the kernel has no fair queueing.
+    /// Length of the queue in bytes, if the kernel has no fair queueing.
     fn waiting(&self, mtu: u32) -> u32 {
         let least = match self.longest_packet(mtu) {
             Some(_) => LEAST_PACKETS * (u64::from(mtu) + HEADERS),
@@ -74,8 +73,8 @@ impl TokenBucket {
         u32::try_from(bytes.max(u128::from(least))).unwrap_or(u32::MAX)
     }
 
-    /// codel's target in microseconds: at least the time of two packets of the link's MTU, as codel would
-    /// otherwise drop packets that cannot be sent sooner.
+    /// codel's target in microseconds. This is at least the time for two packets of the link's MTU, because codel
+    /// would otherwise drop packets that cannot be sent any sooner.
     fn target_us(&self, mtu: u32) -> u32 {
         let two = 2 * (u64::from(mtu) + HEADERS) * 1_000_000 / self.rate.max(1);
         u32::try_from(two.max(TARGET_US)).unwrap_or(u32::MAX)
@@ -89,7 +88,8 @@ impl TokenBucket {
         // struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
         let mut parameters = vec![0, ETHERNET, 0, 0, 0, 0, 0, 0];
         parameters.extend(rate.to_ne_bytes());
-        // tbf splits packets longer than the bucket of the peak rate. This peak rate does not limit anything.
+        // tbf splits packets that are longer than the bucket of the peak rate. The peak rate itself limits nothing
+        // here.
         let longest = self.longest_packet(mtu);
         let peak = if longest.is_some() { u32::MAX } else { 0 };
         parameters.extend([0, ETHERNET, 0, 0, 0, 0, 0, 0]);
@@ -164,15 +164,15 @@ const TCA_TBF_PBURST: u16 = 7;
 const TCA_FQ_CODEL_TARGET: u16 = 1;
 const TCA_FQ_CODEL_INTERVAL: u16 = 3;
 
-/// Handle of the root queue, the same as that of the reference plugins.
+/// Handle of the root queue, which is the same as that of the reference plugins.
 const ROOT_HANDLE: u32 = 0x0001_0000;
-/// Parent of tbf's child.
+/// The parent of the queue inside tbf.
 const CHILD: u32 = ROOT_HANDLE | 1;
 /// codel's default interval, as a multiple of its target.
 const TARGETS: u32 = 20;
 impl RouteSocket {
-    /// Creates an ifb, which is up: packets sent through it continue as if received by the link from which
-    /// they were redirected.
+    /// Creates an ifb, which is up. Packets that are sent through it continue as if they had been received by the
+    /// link from which they were redirected.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the name is taken.
@@ -188,9 +188,9 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Limits the rate at which a link sends; replaces its queue. Waiting packets are queued fairly
-    /// (tc-fq_codel(8)), so that a flow below the limit does not wait behind one that fills it; without
-    /// fq_codel in the kernel, in a short queue.
+    /// Limits the rate at which a link sends, replacing its queue. Waiting packets are queued fairly
+    /// (tc-fq_codel(8)), so that a flow below the limit does not wait behind a flow that fills the queue. If the
+    /// kernel has no fq_codel, packets wait in a short queue.
     ///
     /// # Errors
     /// ENOENT if the kernel has no tbf.
@@ -198,14 +198,15 @@ impl RouteSocket {
         let root = Request { link: link.index, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
         let options = bucket.options(link.mtu);
         match self.set_queue(link, &root, "tbf", &options) {
-            // Another program's queue of another kind has our handle: the kernel does not replace that.
+            // Another program's queue of a different kind has our handle, and the kernel does not replace such a
+            // queue.
             Err(error) if error.errno() == Some(Errno::EINVAL) && self.token_bucket(link)?.is_none() => {
                 self.delete_token_bucket(link)?;
                 self.set_queue(link, &root, "tbf", &options)?;
             }
             set => set?,
         }
-        // The kernel chooses the handle: with a handle it would not replace a child of another kind.
+        // The kernel chooses the handle, because if one is given, it does not replace a child of another kind.
         let child = Request { link: link.index, handle: 0, parent: CHILD, info: 0 };
         let target = bucket.target_us(link.mtu);
         let fair = Attributes::encode(|options| {
@@ -237,7 +238,7 @@ impl RouteSocket {
         )
     }
 
-    /// The limit of a link's rate; none if there is none.
+    /// The rate limit of a link. None if there is no limit.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot read the queue.
@@ -246,7 +247,7 @@ impl RouteSocket {
         Ok(found.filter(|(kind, _)| kind == "tbf").and_then(|(_, options)| TokenBucket::decode(&options)))
     }
 
-    /// Removes the limit of a link's rate.
+    /// Removes the rate limit of a link.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if there is none.
@@ -256,7 +257,7 @@ impl RouteSocket {
         self.transport.run(Verb::Change, message, format_args!("delete the queue of {}", link.name))
     }
 
-    /// Kind and options of a queue; none if there is only the built-in one.
+    /// Kind and options of a queue. None if there is only the built-in one.
     pub(super) fn queue(&self, link: &Link, parent: u32) -> Result<Option<(String, Vec<u8>)>, RouteError> {
         let request = Request { link: link.index, handle: 0, parent, info: 0 };
         let message = request.message(RTM_GETQDISC);
@@ -267,8 +268,8 @@ impl RouteSocket {
             Ok((kind, find(attributes, TCA_OPTIONS).unwrap_or_default().to_vec()))
         });
         match queue {
-            // The kernel does not send the built-in queue: the error is EINVAL, or at ingress, after another
-            // queue was deleted, there is no reply (tc_get_qdisc in net/sched/sch_api.c).
+            // The kernel does not report the built-in queue. The error is EINVAL, or at ingress, after another queue
+            // was deleted, there is no reply at all (tc_get_qdisc in net/sched/sch_api.c).
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
             other => other,
         }
@@ -305,7 +306,7 @@ mod tests {
             [(1_000_000, Some(2000)), (12_500_000, Some(25_000)), (125_000_000, None), (1, Some(1532))];
         for (rate, longest) in rows {
             assert_eq!(at(rate).longest_packet(1500), longest, "{rate}");
-            // The queue holds more than the longest packet: a longer one would never be sent.
+            // The queue must hold more than the longest packet, because a longer one would never be sent.
             assert!(at(rate).waiting(1500) > longest.unwrap_or(512 * 1024), "{rate}");
             assert_eq!(find(&at(rate).options(1500), TCA_TBF_PBURST).is_some(), longest.is_some(), "{rate}");
         }

@@ -21,14 +21,14 @@ use super::error::{ReplyError, RouteError};
 pub(super) enum Verb {
     /// Changes or deletes an object.
     Change,
-    /// Creates an object; an error if it exists (`NLM_F_EXCL`).
+    /// Creates an object. It is an error if the object exists (`NLM_F_EXCL`).
     Create,
     /// Creates an object with other flags.
     CreateWith(u16),
     /// Reads one object: exactly one reply.
     Get,
-    /// Reads one object of traffic control, which the kernel broadcasts and sends to the requester only with
-    /// `NLM_F_ECHO`. There may be no reply, so that an acknowledgement marks the end.
+    /// Reads one object of traffic control. The kernel broadcasts the object, and sends it to the requester only with
+    /// `NLM_F_ECHO`. There may be no reply at all, so an acknowledgement marks the end.
     Echo,
 }
 
@@ -89,7 +89,7 @@ impl Transport {
     ) -> Result<Self, RouteError> {
         let socket = Socket::open(protocol)
             .map_err(|errno| RouteError::Socket { action: format!("open {name} socket{place}"), errno })?;
-        // Kernels without the last one do not filter lists; the callers do so in any case.
+        // Kernels without the last option do not filter lists, but the callers filter them in any case.
         socket.enable(&[SocketOption::ExtendedAck, SocketOption::CappedAck, SocketOption::StrictCheck]);
         Ok(Self { socket, place })
     }
@@ -120,7 +120,7 @@ impl Transport {
         found.ok_or_else(|| self.unreadable(action, ReplyError::Empty))
     }
 
-    /// Reads one object by [`Verb::Get`] or [`Verb::Echo`]; none if the kernel does not send it.
+    /// Reads one object by [`Verb::Get`] or [`Verb::Echo`]. None if the kernel does not send it.
     pub(super) fn ask<T>(
         &self,
         verb: Verb,
@@ -154,8 +154,8 @@ impl Transport {
         })
     }
 
-    /// Reads the beginning of a list, until `each` breaks. Takes the socket: while a list is unread, the kernel refuses
-    /// to begin another one on it.
+    /// Reads the beginning of a list, until `each` breaks. Takes the socket, because while the rest of the list is
+    /// unread, the kernel refuses to begin another list on the same socket.
     pub(super) fn list_until<T>(
         self,
         request: impl Request,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Values of routing netlink's attributes as this crate's types: address families, IP and Ethernet addresses.
+//! Converts values of routing netlink's attributes to this crate's types: address families, IP and Ethernet
+//! addresses.
 
 use std::net::IpAddr;
 
@@ -17,17 +18,17 @@ pub(super) fn family(family: AddressFamily) -> WireFamily {
     }
 }
 
-/// The family of a number in a reply; none for a family that is not IP.
+/// The family that a number in a reply means. None for a family other than IPv4 and IPv6.
 pub(super) fn family_of(number: u8) -> Option<AddressFamily> {
     AddressFamily::BOTH.into_iter().find(|one| u8::from(family(*one)) == number)
 }
 
-/// An Ethernet address; none for other link layers.
+/// An Ethernet address. None for other link layers.
 pub(super) fn mac(value: &[u8]) -> Option<Mac> {
     value.try_into().ok().map(Mac)
 }
 
-/// An IP address, of the family that has this length.
+/// An IP address. Its length decides about the family.
 pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),

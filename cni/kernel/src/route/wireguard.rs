@@ -2,9 +2,9 @@
 
 //! WireGuard links: their key, their port and their peers, over generic netlink.
 //!
-//! Layout: `struct genlmsghdr` in `linux/genetlink.h`, and the attributes in `linux/wireguard.h`, both of which
-//! document the protocol. The crate `netlink-packet-wireguard` is not used: it needs another version of
-//! `netlink-packet-core` than rtnetlink does, and decodes a list as a whole.
+//! The layout is that of `struct genlmsghdr` in `linux/genetlink.h` and of the attributes in `linux/wireguard.h`,
+//! which document the protocol. The crate `netlink-packet-wireguard` is not used, because it needs another version of
+//! `netlink-packet-core` than rtnetlink does, and decodes a list only as a whole.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,8 +37,8 @@ impl fmt::Debug for PublicKey {
 pub struct PrivateKey([u8; KEY]);
 
 impl PrivateKey {
-    /// The key that 32 random bytes make: some bits are fixed (RFC 7748, section 5). The kernel fixes them, too, so
-    /// that a key reads back as it was set.
+    /// Makes a key from 32 random bytes, of which some bits are fixed (RFC 7748, section 5). The kernel fixes the
+    /// same bits, so a key is read back as it was set.
     #[must_use]
     pub const fn new(mut bytes: [u8; KEY]) -> Self {
         bytes[0] &= 0b1111_1000;
@@ -66,7 +66,7 @@ pub struct WireGuardDevice {
     pub private_key: Option<PrivateKey>,
     /// The public key that belongs to the private key, computed by the kernel.
     pub public_key: Option<PublicKey>,
-    /// The UDP port on which it receives; 0 before the kernel has chosen one.
+    /// The UDP port on which the link receives packets, or 0 before the kernel has chosen one.
     pub port: u16,
     /// The peers, in the kernel's order.
     pub peers: Vec<Peer>,
@@ -77,32 +77,33 @@ pub struct WireGuardDevice {
 pub struct Peer {
     /// Its public key.
     pub key: PublicKey,
-    /// The address and port to which packets are sent: as set, or the source of its last authenticated packet.
+    /// The address and port to which packets are sent, as they were set or as the source of the last authenticated
+    /// packet.
     pub endpoint: Option<SocketAddr>,
-    /// The destinations of packets to it, and the only sources of packets from it. No two peers of a link have the
-    /// same prefix.
+    /// The destinations of packets to the peer, and the only sources of packets from it. A prefix belongs to at most
+    /// one peer of a link.
     pub allowed: Vec<IpNet>,
-    /// The last handshake, as the time since 1970; zero before the first.
+    /// The time of the last handshake, since 1970. Zero before the first handshake.
     pub last_handshake: Duration,
 }
 
 /// A change of the peers of a WireGuard link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerChange {
-    /// Adds a peer, or changes one. Its session stays.
+    /// Adds a peer or changes one, whose session continues.
     Set {
         /// Its public key.
         key: PublicKey,
-        /// The address and port to which packets are sent; none to leave them.
+        /// The address and port to which packets are sent. None leaves them unchanged.
         endpoint: Option<SocketAddr>,
-        /// All its prefixes; none to leave them. Another peer that has one of them loses it.
+        /// All prefixes of the peer. None leaves them unchanged. If another peer has one of them, that peer loses it.
         allowed: Option<Vec<IpNet>>,
     },
     /// Removes a peer, if there is one with this key.
     Remove(PublicKey),
 }
 
-/// The largest part of a request with peers, in bytes. The length of an attribute has 16 bits.
+/// The largest part of a request with peers, in bytes. The length of an attribute has only 16 bits.
 const PIECE: usize = 32 * 1024;
 
 // linux/genetlink.h
@@ -138,7 +139,7 @@ const AF_INET6: u16 = 10;
 
 /// A generic netlink socket of one network namespace, for WireGuard links.
 ///
-/// Methods block as those of [`super::RouteSocket`] do.
+/// Methods block like those of [`super::RouteSocket`].
 #[derive(Debug)]
 pub struct WireGuardSocket {
     transport: Transport,
@@ -149,8 +150,8 @@ pub struct WireGuardSocket {
 impl WireGuardSocket {
     /// Opens a socket in the calling thread's namespace.
     ///
-    /// # Errors
-    /// [`RouteError::is_not_found`] if the kernel has no WireGuard, or its module is not loaded; creating a link loads
+    /// [`RouteError::is_not_found`] if the kernel has no WireGuard, or if its module is not loaded. Creating a link
+    /// loads the module.
     /// it.
     pub fn open() -> Result<Self, RouteError> {
         let transport =
@@ -178,7 +179,7 @@ impl WireGuardSocket {
         Ok(joined(parts))
     }
 
-    /// Sets the private key of a link. The sessions of its peers end.
+    /// Sets the private key of a link. The sessions with its peers end.
     ///
     /// # Errors
     /// The errors of [`Self::device`].
@@ -191,20 +192,20 @@ impl WireGuardSocket {
     /// Sets the UDP port on which a link receives.
     ///
     /// # Errors
-    /// The errors of [`Self::device`]; EADDRINUSE if the link is up and another socket has the port. If it is down,
-    /// setting it up fails.
+    /// The errors of [`Self::device`]; EADDRINUSE if the link is up and another socket has the port. If the link is
+    /// down, the error occurs when it is set up.
     pub fn set_port(&self, link: &Link, port: u16) -> Result<(), RouteError> {
         self.set(link, format_args!("set UDP port {port} of {}", link.name), |attributes| {
             attributes.attr(WGDEVICE_A_LISTEN_PORT, &port.to_ne_bytes());
         })
     }
 
-    /// Changes peers of a link, in one request for each 32 KB. Other peers keep their sessions.
+    /// Changes peers of a link, with one request for every 32 KB. Other peers keep their sessions.
     ///
     /// The kernel ignores a peer with the link's own public key.
     ///
     /// # Errors
-    /// The errors of [`Self::device`]; earlier changes of the list may have been made.
+    /// The errors of [`Self::device`]. The first changes in the list may have been made.
     pub fn change_peers(&self, link: &Link, changes: &[PeerChange]) -> Result<(), RouteError> {
         for piece in pieces(changes) {
             self.set(link, format_args!("set WireGuard peers of {}", link.name), |attributes| {
@@ -315,7 +316,7 @@ fn decode_socket_address(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// A message of the list: the device's own attributes are in the first one only.
+/// Decodes a message of the list. Only the first message contains the device's own attributes.
 pub(super) fn decode(payload: &[u8]) -> Result<WireGuardDevice, ReplyError> {
     let attributes = payload.get(GENLMSGHDR..).ok_or(ReplyError::NoHeader("a WireGuard link"))?;
     let mut device = WireGuardDevice::default();
@@ -369,7 +370,8 @@ fn decode_net(attributes: &[u8]) -> Option<IpNet> {
     IpNet::new(address?, length?).ok()
 }
 
-/// Joins the messages of a list. A peer whose prefixes do not fit one message is continued in the next one.
+/// Joins the messages of a list. If a peer's prefixes do not fit into one message, the next message continues the
+/// peer.
 fn joined(parts: Vec<WireGuardDevice>) -> WireGuardDevice {
     let mut parts = parts.into_iter();
     let mut whole = parts.next().unwrap_or_default();
