@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for ip in &result.ips {
         println!("{id} has {}", ip.address);
     }
-    // A runtime that has lost its own state finds the attachment in the cache.
+    // A runtime that has lost its own state can find the attachment in the cache.
     for cached in runtime.attachments(id)? {
         runtime.del(&cached.network(), &cached.container())?;
         println!("{} is detached", cached.attachment);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Attaches and detaches pods by commands on standard input, and prints the cost of each: the process that
-//! `cargo xtask bench runtime` measures the library with.
+//! Attaches and detaches pods as commands on standard input say, and prints what each command costs. `cargo xtask
+//! bench runtime` runs this process to measure the library.
 //!
 //! ```console
 //! # cargo run --release -p cni-runtime --features pods --example calls -- blocking /opt/cni/bin /etc/cni/net.d pods
@@ -168,7 +168,7 @@ impl Target {
         Container::new(&self.id, "eth0").netns(&self.netns).capability("portMappings", ports)
     }
 
-    /// Attached to the default network. The teardown takes network and port from the cache.
+    /// The pod is attached to the default network. The teardown takes network and port from the cache.
     fn pod(&self, verb: Verb) -> Pod {
         let port = PortMapping {
             host_port: self.port,

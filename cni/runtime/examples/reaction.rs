@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Measures the time from a change of a configuration file to the new default network, in temporary directories:
-//! `cargo run --release -p cni-runtime --features pods --example reaction`.
+//! Measures how long it takes from a change of a configuration file until the default network has changed, in
+//! temporary directories: `cargo run --release -p cni-runtime --features pods --example reaction`.
 #![allow(clippy::print_stdout, reason = "prints the figures")]
 
 use std::error::Error;
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         std::fs::rename(&new, config.join("10.conflist"))?;
         let is_seen = |network: &Network| network.name() == name;
         changes.wait_for(|networks| networks.default_network().is_some_and(is_seen)).await?;
-        // The first one executes the plugin's VERSION.
+        // The first change is left out, because it executes the plugin's VERSION.
         times.extend((number > 0).then(|| begin.elapsed()));
     }
     manager.shut_down().await;

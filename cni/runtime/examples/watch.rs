@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// One line for each file: an invalid one does not hide the others.
+/// Prints one line for each file, because an invalid file does not hide the others.
 fn print(directory: &Path) -> Result<(), config::LoadError> {
     for file in config::load_all(directory)? {
         match file.network {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The driver: operations on networks as futures, with the cache and the locks. Needs a tokio runtime with I/O and
-//! time. The calls of [`crate::Runtime`] block until such a future ends.
+//! The driver, with operations on networks as futures, and with the cache and the locks. It needs a tokio runtime
+//! with I/O and time. The calls of [`crate::Runtime`] block until such a future has ended.
 //!
-//! Order, checks and messages are those of the reference library (libcni).
+//! The order of calls, the checks and the messages are those of the reference library (libcni).
 //!
-//! Dropping a future kills the running plugin and its process group, and releases the locks. A failed ADD is
-//! undone only if the future is polled to its end: to undo a cancelled ADD, use a [`Cancel`]
-//! token instead.
+//! Dropping a future kills the running plugin together with its process group, and releases the locks. A failed ADD
+//! is undone only if its future is polled to the end. To cancel an ADD and have it undone, use a [`Cancel`] token
+//! instead.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Runtime {
         Self { settings, exec }
     }
 
-    /// The same runtime with other options for its calls.
+    /// Returns the same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
         Self { settings: Settings { options, ..self.settings.clone() }, exec: Arc::clone(&self.exec) }
@@ -76,7 +76,7 @@ impl Runtime {
         &self.settings.store.cache
     }
 
-    /// Like [`crate::Runtime::add`]. Refuses what [`Self::refuse_attached`] refuses.
+    /// Like [`crate::Runtime::add`]. Refuses an ADD as [`Self::refuse_attached`] does.
     ///
     /// # Errors
     /// The errors of [`crate::Runtime::add`].
@@ -90,7 +90,7 @@ impl Runtime {
         added
     }
 
-    /// An ADD under the locks.
+    /// Runs ADD while holding the locks.
     async fn attach(
         &self,
         network: &Network,
@@ -106,7 +106,7 @@ impl Runtime {
         let (network, container) = (network.clone(), container.clone());
         let (attachment, held, stored) = (attachment.clone(), Arc::clone(held), result.clone());
         let remembered = self.blocking(move |store| {
-            // The thread outlives a dropped future, and must hold the lock until it ends.
+            // The thread outlives the future if that is dropped, and must hold the lock until it ends.
             let _held = held;
             store.remember(&network, &attachment, &container, &stored)
         });
@@ -118,12 +118,12 @@ impl Runtime {
         Ok(result)
     }
 
-    /// Refuses a second ADD of a cached attachment whose interface is in the container, as [`Self::add`] does before it
-    /// calls a plugin. Otherwise returns whether the container has an interface of that name. If so, a caller that
-    /// undoes failed ADDs itself must not undo this one, because the interface belongs to an earlier ADD.
+    /// Refuses a second ADD of a cached attachment whose interface is in the container, as [`Self::add`] does before
+    /// it calls a plugin. Otherwise, returns whether the container has an interface with that name. If so, a caller
+    /// that undoes failed ADDs itself must not undo this one, because the interface belongs to an earlier ADD.
     ///
-    /// Without [`Builder::undo_failed_add`](crate::runtime::Builder::undo_failed_add), only a cached attachment is looked
-    /// up.
+    /// Without [`Builder::undo_failed_add`](crate::runtime::Builder::undo_failed_add), the interface is looked up
+    /// only for a cached attachment.
     ///
     /// # Errors
     /// [`NetworkError::Attached`]; [`NetworkError::Name`]; [`NetworkError::Cache`] if the cache cannot be looked up.
@@ -136,9 +136,9 @@ impl Runtime {
         let (netns, undo) = (PathBuf::from(&container.netns), self.settings.undo);
         self.blocking(move |store| {
             let is_cached = store.remembers(&attachment)?;
-            // If neither holds, the answer does not matter.
+            // If the attachment is not cached and nothing would be undone, the answer does not matter.
             let has_interface = (is_cached || undo) && has_interface(&netns, attachment.ifname());
-            // Every namespace has a loopback, even one without an attachment.
+            // A namespace has a loopback even without an attachment.
             if is_cached && has_interface && attachment.ifname() != LOOPBACK {
                 return Err(NetworkError::Attached(attachment));
             }
@@ -167,7 +167,7 @@ impl Runtime {
         checked
     }
 
-    /// Deletes the lock file of a container without attachments.
+    /// Deletes the lock file of a container that has no attachments.
     async fn tidy(&self, held: Arc<Held>, attachment: Attachment) {
         let tidied = self.blocking(move |store| {
             store.tidy(&held, &attachment);
@@ -188,7 +188,7 @@ impl Runtime {
         self.delete(network, container, &attachment, held).await
     }
 
-    /// A DEL under the locks.
+    /// Runs DEL while holding the locks.
     async fn delete(
         &self,
         network: &Network,
@@ -314,7 +314,7 @@ impl Runtime {
     }
 
     /// Acquires locks on a thread. If the future is dropped, the wait ends, and a lock that is acquired too late is
-    /// released.
+    /// released again.
     pub(crate) async fn locked(
         &self,
         acquire: impl FnOnce(&Store, &CallOptions) -> Result<Held, NetworkError> + Send + 'static,
@@ -355,7 +355,7 @@ impl Runtime {
     }
 }
 
-/// Ends a wait for locks when the future that waits is dropped.
+/// Ends the wait for locks when the future that waits for them is dropped.
 struct CancelOnDrop(Cancel);
 
 impl Drop for CancelOnDrop {
@@ -367,8 +367,8 @@ impl Drop for CancelOnDrop {
 /// The name of the interface that the kernel makes in each namespace.
 const LOOPBACK: &str = "lo";
 
-/// True if a namespace has an interface of that name. False if it cannot be looked up, because the plugins will
-/// report the cause.
+/// True if a namespace has an interface with that name. False if the interface cannot be looked up, because the
+/// plugins will report the cause.
 fn has_interface(netns: &Path, ifname: &str) -> bool {
     let look = || {
         let netns = Netns::open(netns).ok()?;

@@ -3,9 +3,9 @@
 //! The cache of attachments. For each attachment, libcni writes a file `<network>-<container>-<interface>` in
 //! `<cache directory>/results` after a successful ADD, and deletes it after a successful DEL.
 //!
-//! The format is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64),
-//! `ifName`, `networkName`, `netns` (libcni 1.3 and later), `cniArgs`, `capabilityArgs`, `result`. libcni
-//! before 0.8 wrote only the result, without the request.
+//! The format is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64), `ifName`,
+//! `networkName`, `netns` (libcni 1.3 and later), `cniArgs`, `capabilityArgs`, `result`. libcni before 0.8 wrote only
+//! the result, without the other keys.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read as _;
@@ -26,12 +26,12 @@ use crate::network::{Network, is_list};
 /// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
 /// (`--cni-cache-dir`).
 pub const DIRECTORIES: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/cache"];
-/// The directory of pending attachments in a cache directory: a file for each sandbox whose set-up by the pod manager
-/// runs, or was killed.
+/// The directory of pending attachments in a cache directory. It contains a file for each sandbox that the pod
+/// manager is setting up, or was setting up when it was killed.
 pub const PENDING: &str = "pending";
 /// The directory of the files, below the cache directory.
 const RESULTS: &str = "results";
-/// The largest file that is read, in bytes. A configuration may have 16 MiB, a third more as base64.
+/// The largest file that is read, in bytes. A configuration may have 16 MiB, and a third more in base64.
 const LIMIT: u64 = 32 << 20;
 /// `kind` of libcni's format.
 const KIND: &str = "cniCacheV1";
@@ -47,19 +47,19 @@ pub struct Cache {
 pub struct Cached {
     /// The attachment.
     pub attachment: Attachment,
-    /// The container's namespace, from the file, else from the result.
+    /// The container's namespace, as stored in the file or else in the result.
     pub netns: Option<PathBuf>,
-    /// `CNI_ARGS` as passed by the runtime.
+    /// `CNI_ARGS` as the runtime passed them.
     pub args: String,
     /// Capability arguments, by capability.
     pub capabilities: Map<String, Value>,
-    /// The network's configuration at the ADD.
+    /// The network's configuration at the time of the ADD.
     pub list: NetConfList,
     /// The configuration's bytes in the cache: a list, or a single configuration.
     pub config: Vec<u8>,
     /// The result of the ADD.
     pub result: AddResult,
-    /// Modification time of the file: the order of the ADDs.
+    /// Modification time of the file, by which the ADDs are ordered.
     pub written: Option<SystemTime>,
 }
 
@@ -115,7 +115,7 @@ struct Content {
 }
 
 impl Cache {
-    /// Opens the cache in a directory; none if it is missing.
+    /// Opens the cache in a directory. None if the directory is missing.
     ///
     /// # Errors
     /// [`DirError`] if it cannot be opened.
@@ -135,11 +135,11 @@ impl Cache {
         Ok(Self { results: DurableDir::create(&directory.join(RESULTS), 0o700)? })
     }
 
-    /// Stores an attachment, atomically also at a power cut. `list` is the network's configuration list as
-    /// JSON, `version` the version of the result.
+    /// Stores an attachment atomically, even if the power fails. `list` is the network's configuration list as JSON,
+    /// and `version` the version of the result.
     ///
     /// # Errors
-    /// [`StoreError`] if the result has no form in that version, or the file cannot be written.
+    /// [`StoreError`] if the result cannot be expressed in that version, or the file cannot be written.
     pub fn remember(
         &self,
         attachment: &Attachment,
@@ -173,13 +173,13 @@ impl Cache {
         self.results.remove(file_name(attachment)).map(drop)
     }
 
-    /// Deletes old temporary files, which killed processes left.
+    /// Deletes old temporary files, which processes left when they were killed.
     #[cfg(feature = "pods")]
     pub(crate) fn sweep(&self) -> Result<(), DirError> {
         self.results.remove_stale_temporaries().map(drop)
     }
 
-    /// The cached attachment; none if it has no file.
+    /// The cached attachment. None if the attachment has no file.
     ///
     /// # Errors
     /// [`CacheError`] if the file cannot be used.
@@ -187,8 +187,8 @@ impl Cache {
         self.read_one(&file_name(attachment))
     }
 
-    /// The result of an attachment, or none if it has no file. libcni before 0.8 wrote nothing but the result into the
-    /// file, and this is read as well.
+    /// The result of an attachment. None if the attachment has no file. libcni before 0.8 wrote nothing but the
+    /// result into the file, and this form is accepted as well.
     ///
     /// # Errors
     /// [`CacheError`] if the file cannot be used.
@@ -198,7 +198,7 @@ impl Cache {
             Ok(cached) => Ok(cached.map(|cached| cached.result)),
             Err(CacheError::BareResult) => {
                 let Some(Content { bytes, .. }) = self.read_bytes(&name)? else { return Ok(None) };
-                // The result in the file names its version, otherwise the file would not have been taken for a result.
+                // The result in the file names its own version, because otherwise the file would not be in this form.
                 let result = AddResult::from_output(Version::V0_1_0, &bytes);
                 result.map(Some).map_err(|e| CacheError::Form(format!("result: {e}")))
             }
@@ -206,8 +206,7 @@ impl Cache {
         }
     }
 
-    /// The attachments of a container in the order of their ADDs. Files that cannot be used are left out, and
-    /// logged.
+    /// The attachments of a container in the order of their ADDs. Files that cannot be used are logged and left out.
     ///
     /// # Errors
     /// [`DirError`] if the directory cannot be listed.
@@ -248,7 +247,7 @@ impl Cache {
                 Err(error) => faults.push(Fault { path: self.results.path().join(name), error }),
             }
         }
-        // Stable: equal or unknown times are sorted by name.
+        // The sort is stable, so attachments with equal or unknown times stay sorted by name.
         all.sort_by_key(|cached| cached.written);
         Ok((all, faults))
     }
@@ -330,13 +329,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     })
 }
 
-/// A list, or the configuration of a single plugin (libcni's `AddNetwork`).
+/// Decodes a list, or the configuration of a single plugin (libcni's `AddNetwork`).
 fn network(config: &[u8]) -> Result<Network, cni_spec::ListError> {
     if is_list(config) { Network::from_bytes(config) } else { Network::single(config) }
 }
 
 impl Cached {
-    /// The network as it was at the ADD, for a DEL after its configuration was changed or removed.
+    /// The network as it was at the ADD. A DEL needs this after the configuration was changed or removed.
     #[must_use]
     pub fn network(&self) -> Network {
         network(&self.config).unwrap_or_else(|_| Network::from_list(self.list.clone()))
@@ -355,10 +354,10 @@ impl Cached {
         }
     }
 
-    /// The input of each plugin of the network with the attachment's result, in the order of an ADD.
+    /// The input of each plugin of the network, including the attachment's result, in the order of an ADD.
     ///
     /// # Errors
-    /// Code 7 if the result has no form in the list's version, or a configuration is invalid.
+    /// Code 7 if the result cannot be expressed in the list's version, or if a configuration is invalid.
     pub fn configs(&self) -> Result<Vec<NetConf>, CniError> {
         let config = |plugin| {
             let input = self.list.input(plugin, Some(&self.result), &self.capabilities);
@@ -503,7 +502,7 @@ mod tests {
             let _parsed = parse(&bytes);
         }
 
-        /// Nearly valid files reach more code than random ones.
+        /// Files that are nearly valid reach more code than random ones.
         #[test]
         fn any_value_of_a_key_is_read_or_refused(
             key in prop::sample::select(vec![

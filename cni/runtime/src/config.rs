@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The configuration directory: `*.conflist` files, and legacy single configurations.
+//! Reads the configuration directory: `*.conflist` files, and legacy files with a single configuration.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,8 +13,8 @@ use crate::network::Network;
 
 /// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
-/// The usual plugin directories: of archives, of Debian, of Fedora, and of Slipway's packages if there are no links to
-/// it.
+/// The usual plugin directories: those of archives, of Debian, of Fedora, and of Slipway's own packages, for the case
+/// that no links lead there.
 const PLUGINS: [&str; 4] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni", "/usr/lib/slipway/cni"];
 /// The extension of lists.
 pub(crate) const LIST: &str = "conflist";
@@ -43,7 +43,7 @@ pub enum LoadError {
         /// The system's error.
         error: io::Error,
     },
-    /// The file of the network, or one before it, is invalid.
+    /// The file of the network, or a file that is read before it, is invalid.
     #[error("{path}: {error}")]
     List {
         /// The file.
@@ -59,14 +59,14 @@ pub enum LoadError {
         /// The reason.
         error: AttachmentError,
     },
-    /// Neither the list nor the network's directory has a plugin.
+    /// Neither the list nor the directory named after the network contains a plugin.
     #[error("no plugin configs found")]
     NoPlugins,
 }
 
 impl LoadError {
-    /// The error for a message that names the file already. The path of another file, such as one of a network's directory,
-    /// stays in it.
+    /// The error, for a message that already names `file`. The path of another file, such as one in the network's
+    /// directory, stays part of the text.
     #[must_use]
     pub fn reason_in(&self, file: &Path) -> String {
         let is_of_file = |path: &str| path == file.display().to_string();
@@ -80,8 +80,9 @@ impl LoadError {
 }
 
 impl Network {
-    /// Reads a file as [`load`] does: a list if its name ends in `.conflist`, with the plugins of the
-    /// directory named after the network; else a single configuration, which becomes a list of one plugin.
+    /// Reads a file like [`load`] does. If its name ends in `.conflist`, it is a list, which is completed with the
+    /// plugins in the directory named after the network. Otherwise it is a single configuration, which becomes a list
+    /// of one plugin.
     ///
     /// # Errors
     /// [`LoadError::Read`], [`LoadError::List`] or [`LoadError::NoPlugins`].
@@ -90,7 +91,7 @@ impl Network {
     }
 }
 
-/// Loads a network's configuration. Reads lists, then single configurations, both sorted by file name, until
+/// Loads a network's configuration. Lists are read first, then single configurations, both sorted by file name, until
 /// one has the network's name. An invalid file ends the search.
 ///
 /// # Errors
@@ -119,7 +120,7 @@ pub fn load(directory: &Path, name: &str) -> Result<Network, LoadError> {
     Err(LoadError::NotFound { name: name.to_owned(), directory })
 }
 
-/// A file of a configuration directory, with its network or the reason why it cannot be used.
+/// A file of a configuration directory, with its network or the reason why the file cannot be used.
 #[derive(Debug)]
 pub struct FileVerdict {
     /// The file.
@@ -128,9 +129,9 @@ pub struct FileVerdict {
     pub network: Result<Network, LoadError>,
 }
 
-/// Reads all `*.conflist`, `*.conf` and `*.json` files of a directory, sorted by file name whatever the
-/// extension, as the container runtimes do. An invalid file does not hide the others. A missing directory has
-/// no files.
+/// Reads all `*.conflist`, `*.conf` and `*.json` files of a directory. Like in the container runtimes, they are
+/// sorted by file name, whatever the extension. An invalid file does not hide the others. A missing directory counts
+/// as empty.
 ///
 /// # Errors
 /// [`LoadError::Read`] if the directory cannot be listed.
@@ -146,7 +147,7 @@ pub fn load_all(directory: &Path) -> Result<Vec<FileVerdict>, LoadError> {
     Ok(paths.into_iter().map(verdict).collect())
 }
 
-/// Reads the network of a file: the extension decides if it is a list.
+/// Reads the network of a file, whose extension decides whether the file is a list.
 pub(crate) fn read_network(path: &Path) -> Result<Network, LoadError> {
     if path.extension().is_some_and(|extension| extension == LIST) {
         let bytes = read(path)?;
@@ -160,10 +161,10 @@ fn single(path: &Path) -> Result<NetConfList, LoadError> {
     NetConfList::of_single(&read(path)?).map_err(|error| wrong(path, error))
 }
 
-/// Adds the plugins of the directory named after the network.
+/// Adds the plugins in the directory named after the network.
 pub(crate) fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Network, LoadError> {
     let inlined = list.plugins.len();
-    // An invalid name could lead to another directory; it is refused when the network is used.
+    // An invalid name could lead to another directory. The name is refused when the network is used.
     if !list.load_only_inlined_plugins && check_network(&list.name).is_ok() {
         let folder = path.parent().unwrap_or(Path::new("/")).join(&list.name);
         for path in files(&folder, &["conf"])? {
@@ -183,7 +184,7 @@ pub(crate) fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Re
     Ok(Network::of_parts(list, Value::Object(whole).to_string().into_bytes()))
 }
 
-/// The files with one of these extensions, sorted; none if the directory is missing.
+/// The files with one of these extensions, sorted. Empty if the directory is missing.
 pub(crate) fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
     let failed = |error| LoadError::Read { path: directory.display().to_string(), error };
     let entries = match std::fs::read_dir(directory) {
@@ -211,8 +212,8 @@ pub(crate) fn wrong(path: &Path, error: ListError) -> LoadError {
     LoadError::List { path: path.display().to_string(), error }
 }
 
-/// The plugin directories of a program that is given none: those of `CNI_PATH`, with colons between them; else the usual
-/// ones that exist, `/opt/cni/bin` first; else that one.
+/// The plugin directories of a program that is not given any: those in `CNI_PATH`, separated by colons, or else those
+/// of the usual directories that exist, beginning with `/opt/cni/bin`, or else only `/opt/cni/bin`.
 #[must_use]
 pub fn plugin_directories() -> Vec<PathBuf> {
     usual_directories(std::env::var_os("CNI_PATH").as_deref(), Path::is_dir)

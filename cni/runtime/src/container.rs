@@ -19,18 +19,18 @@ use serde_json::{Map, Value};
 pub struct Container {
     /// `CNI_CONTAINERID`.
     pub id: String,
-    /// `CNI_NETNS`; may be empty for DEL.
+    /// `CNI_NETNS`, which may be empty for DEL.
     pub netns: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
-    /// `CNI_ARGS` as pairs of key and value.
+    /// `CNI_ARGS` as pairs of keys and values.
     pub args: Vec<(String, String)>,
     /// Capability arguments, by capability.
     pub capabilities: Map<String, Value>,
 }
 
 impl Container {
-    /// A container without a namespace, arguments and capability arguments.
+    /// A container without a namespace, without arguments and without capability arguments.
     #[must_use]
     pub fn new(id: impl Into<String>, ifname: impl Into<String>) -> Self {
         Self { id: id.into(), ifname: ifname.into(), ..Self::default() }
@@ -49,7 +49,7 @@ impl Container {
         self
     }
 
-    /// Sets the argument of a capability, which the plugins that declare the capability get.
+    /// Sets the argument of a capability. It is passed to the plugins that declare the capability.
     #[must_use]
     pub fn capability(mut self, name: impl Into<String>, argument: impl Into<Value>) -> Self {
         self.capabilities.insert(name.into(), argument.into());

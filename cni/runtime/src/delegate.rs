@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Calling a delegate: the specification's section "Execution of delegated plugins".
+//! Calls a delegate, as in the specification's section "Execution of delegated plugins".
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,9 +12,9 @@ use crate::event_loop::block_on;
 use crate::exec::{self, CallOptions, Group};
 use crate::verbs::{Command, PluginCall};
 
-/// Runs a delegate in the process group of this process, with `env` added to this process's environment and
-/// `config` on standard input, and returns its output. Its standard error is copied to this process's. There is
-/// no time limit: the runtime kills the group of the plugin that delegates.
+/// Runs a delegate in the process group of this process, with `env` added to this process's environment and `config`
+/// on standard input, and returns its output. The delegate's standard error is copied to that of this process. There
+/// is no time limit, because the runtime kills the whole process group of the plugin that delegates.
 ///
 /// # Errors
 /// The error that the plugin printed, or one with its exit status and output.

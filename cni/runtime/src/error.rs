@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Errors of operations on networks, of single calls of plugins, and of the cache. They are in one file because an
-//! operation's error contains the others, while cache, configuration and calls need it themselves.
+//! Errors of operations on networks, of single calls of plugins, and of the cache. All are in one file because an
+//! operation's error contains the others, while the cache, the configuration and the calls need these on their own.
 
 use std::io;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use cni_spec::{Attachment, AttachmentError, CniError, ResultError, text};
 /// A failed call of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The plugin failed: its own error, or one with its exit status and output.
+    /// The plugin failed. This is either its own error, or one made from its exit status and output.
     #[error(transparent)]
     Failed(CniError),
     /// There is no such plugin in the directories, or its name is invalid.
     #[error(transparent)]
     NotFound(CniError),
-    /// The plugin did not finish in time. It and the processes of its group were killed.
+    /// The plugin did not finish in time. The plugin and the processes of its group were killed.
     #[error("no result after {} s: killed", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The caller cancelled the operation. A running plugin and the processes of its group were killed.
@@ -28,8 +28,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// The error as a plugin would print it: the plugin's own, code 11 (try again later) for a time-out, code
-    /// 999 for a cancelled call.
+    /// The error as a plugin would print it: the plugin's own error, code 11 (try again later) if the call timed out,
+    /// or code 999 if it was cancelled.
     #[must_use]
     pub fn to_cni(&self) -> CniError {
         match self {
@@ -60,7 +60,7 @@ pub enum NetworkError {
     /// The container's ID, the network's name or the interface's name is invalid.
     #[error(transparent)]
     Name(#[from] AttachmentError),
-    /// The network's version does not have the command.
+    /// The command does not exist in the network's version.
     #[error("configuration version {} does not support the {verb} command", text::quote(version))]
     TooOld {
         /// The version.
@@ -94,7 +94,7 @@ pub enum NetworkError {
     /// The system refused the event loop of a blocking call.
     #[error("start the event loop: {0}")]
     EventLoop(io::Error),
-    /// The attachment is cached, and its interface is in the container: no plugin was called.
+    /// The attachment is cached, and its interface is in the container, so no plugin was called.
     #[error("{0} is attached already, and nothing was changed: call DEL before another ADD")]
     Attached(Attachment),
     /// A plugin does not support the network's version.
@@ -105,7 +105,7 @@ pub enum NetworkError {
         /// The version.
         version: String,
     },
-    /// Several errors, printed one per line.
+    /// Several errors, which are printed one per line.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<NetworkError>),
     /// A failed ADD was undone by a DEL of the plugins that had been called.
@@ -113,7 +113,7 @@ pub enum NetworkError {
     Undone {
         /// The error of the ADD.
         error: Box<NetworkError>,
-        /// The error of the DEL, if it failed as well: something of the attachment may be left.
+        /// The error of the DEL, if that failed as well. Then parts of the attachment may be left.
         undo: Option<Box<NetworkError>>,
     },
     /// A stale attachment could not be deleted.
@@ -146,7 +146,7 @@ impl NetworkError {
         }
     }
 
-    /// The errors of plugins' calls in this error, in the order of the calls.
+    /// The errors from calls of plugins that this error contains, in the order of the calls.
     #[must_use]
     pub fn calls(&self) -> Vec<&CallError> {
         match self {
@@ -176,10 +176,10 @@ pub enum CacheError {
     /// The file is not JSON of the format.
     #[error("not a cached attachment: {0}")]
     Form(String),
-    /// The file is from libcni before 0.8.
+    /// The file was written by libcni before 0.8.
     #[error("only a result, as written by libcni before 0.8, without the request")]
     BareResult,
-    /// The file is from a later libcni.
+    /// The file was written by a later libcni.
     #[error("unknown kind {0:?}")]
     Kind(String),
     /// The file's name is not that of the attachment inside.
@@ -198,7 +198,7 @@ pub enum StoreError {
     Result(#[from] ResultError),
 }
 
-/// One error for several; success for none.
+/// Turns no errors into success, one error into itself, and more into one error.
 pub(crate) fn several(mut errors: Vec<NetworkError>) -> Result<(), NetworkError> {
     match errors.len() {
         0 => Ok(()),

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Blocking calls of asynchronous code.
+//! Runs asynchronous code from blocking code.
 
 use std::io;
 
 use tokio::runtime::{Builder, Handle};
 
-/// Runs a future to its end on an event loop of its own, whose threads have the namespaces of this one.
+/// Runs a future to its end on an event loop of its own, whose threads are in the same namespaces as this thread.
 pub(crate) fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> io::Result<T> {
     let run = || Ok(Builder::new_current_thread().enable_all().build()?.block_on(future));
-    // tokio refuses a second event loop on a thread, as when a program calls this inside a future, or when a plugin that
-    // runs in this process calls a delegate.
+    // tokio refuses a second event loop on a thread. That happens if a program calls this inside a future, or if a
+    // plugin that runs in this process calls a delegate.
     if Handle::try_current().is_err() {
         return run();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The parsers that are not public, for fuzzing: each takes any bytes and returns what it has read.
+//! The private parsers, for fuzzing. Each takes arbitrary bytes and returns what it has read.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use crate::exec::output::shown;
 use crate::verbs::versions;
 use crate::{cache, invoke};
 
-/// A file of the cache. What is accepted describes a container and the input of each of its plugins.
+/// A file of the cache. An accepted file describes a container and the input of each of its plugins.
 pub fn cache_file(bytes: &[u8]) -> impl Debug {
     let read = cache::parse(bytes);
     read.map(|cached| {
@@ -24,18 +24,18 @@ pub fn cache_file(bytes: &[u8]) -> impl Debug {
 pub fn plugin_output(bytes: &[u8]) -> impl Debug {
     let (stdout, stderr) = bytes.split_at(bytes.len() / 2);
     let failure = invoke::failure("exit status 1", stdout, stderr);
-    // The error is printed in the form of the specification.
+    // The error must be printed in the form of the specification.
     assert!(serde_json::from_str::<serde_json::Value>(&failure.print()).is_ok());
     (versions::decode(bytes), failure, shown(bytes).len())
 }
 
-/// A file of the attachments that are about to be made, of the sandbox `s1`.
+/// A file with the pending attachments of the sandbox `s1`.
 #[cfg(feature = "pods")]
 pub fn pending_attachments(bytes: &[u8]) -> impl Debug {
     crate::pods::journal::parse("s1", bytes)
 }
 
-/// What a network plugin of kubelet's interface `exec` prints for a pod.
+/// What a network plugin of kubelet's `exec` interface prints for a pod.
 #[cfg(feature = "kubelet")]
 pub fn pod_status(bytes: &[u8]) -> impl Debug {
     let read = crate::kubelet::status::PodNetworkStatus::decode(bytes, "pod");

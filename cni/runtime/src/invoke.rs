@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Finding a plugin, and the error of one that failed, with the reference's messages.
+//! Finds a plugin, and decodes the error of one that failed, with the reference library's messages.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use cni_spec::{CniError, text};
 
 use crate::exec;
 
-/// The first regular file of this name in the directories, in their order.
+/// The first regular file with this name, searching the directories in their order.
 ///
 /// # Errors
-/// Code 7 if the name is empty or a path; code 999 without directories, or if none has the file.
+/// Code 7 if the name is empty or is a path; code 999 if there are no directories, or if none contains the file.
 pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
     if name.is_empty() {
         return Err(CniError::config("no plugin name provided"));
@@ -31,7 +31,7 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
     })
 }
 
-/// The error that a plugin printed, or one with its exit status and output.
+/// The error that a plugin printed, or an error made from its exit status and output.
 #[must_use]
 pub fn failure(status: &str, stdout: &[u8], stderr: &[u8]) -> CniError {
     let shown = |bytes: &[u8]| text::quote(&exec::shown(bytes));

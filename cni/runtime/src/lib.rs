@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and the cache of
-//! attachments.
+//! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and caching attachments.
 //!
-//! [`asynchronous::Runtime`] is the driver: it runs the state machines of [`verbs`] on a [`Network`]. [`Runtime`] has
-//! the same calls for programs that block. [`exec::Fake`] takes the place of plugins in unit tests.
+//! [`asynchronous::Runtime`] is the driver, which runs the state machines of [`verbs`] on a [`Network`]. [`Runtime`]
+//! has the same calls for programs that block. [`exec::Fake`] replaces plugins in unit tests.
 //!
 //! The crate knows nothing about particular plugins or the dataplane.
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Locks between processes. Calls for one container are serialised, calls for different containers are not, and GC of
-//! a network excludes all of them.
+//! Locks between processes. Calls for one container are serialised, and calls for different containers run in
+//! parallel. GC of a network excludes all of them.
 //!
-//! An operation on a container takes the lock of the network, shared, and then that of the container; GC takes
-//! the network's exclusively, and the container's for each DEL. No operation that holds a container's lock waits for
-//! a network's, so there is no deadlock.
+//! An operation on a container takes the lock of the network, shared, and then the lock of the container. GC takes
+//! the lock of the network exclusively, and then that of a container for each DEL. No operation that holds a
+//! container's lock waits for a network's lock, so there is no deadlock.
 //!
-//! flock(2) grants a shared lock although a process waits for the exclusive one. So GC holds a second lock, the gate,
-//! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock. GC thus
-//! waits only for the operations that had already passed the gate. The first GC makes the gate's file.
+//! flock(2) grants a shared lock even if a process waits for the exclusive one. So GC holds a second lock, the gate,
+//! while it waits, and an operation takes the gate, shared, and releases it before it takes the network's lock. GC
+//! thus waits only for operations that have already passed the gate. The first GC makes the gate's file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,17 +24,17 @@ use crate::exec::CallOptions;
 
 /// The directory of the lock files in the cache's directory.
 pub const DIRECTORY: &str = "locks";
-/// The longest part of a name in the name of a lock file, in bytes: a file name has 255 at most. Two longer names
-/// with the same start share a lock.
+/// How many bytes of a name are part of a lock file's name, because a file name has at most 255. If longer names have
+/// the same beginning, they share a lock.
 const LONGEST: usize = 200;
-/// The interval at which a wait checks the cancellation token.
+/// How often a wait checks the cancellation token.
 const STEP: Duration = Duration::from_millis(50);
 
 /// The locks of an operation. Dropping it releases them.
 #[derive(Debug)]
 pub(crate) struct Held {
     container: Option<FileLock>,
-    /// Released by its drop.
+    /// Dropping it releases the lock.
     _network: Option<FileLock>,
 }
 
@@ -51,7 +51,7 @@ enum Mode {
 }
 
 impl Held {
-    /// No lock: the runtime does not want any.
+    /// No lock, because the runtime does not want any.
     pub(crate) fn nothing() -> Self {
         Self { container: None, _network: None }
     }
@@ -72,7 +72,7 @@ impl Locks {
         Ok(Self { dir: DurableDir::create(&cache.join(DIRECTORY), 0o700)? })
     }
 
-    /// For ADD, DEL and CHECK.
+    /// The locks for ADD, DEL and CHECK.
     pub(crate) fn attachment(
         &self,
         network: &str,
@@ -84,19 +84,20 @@ impl Locks {
         Ok(Held { container: Some(container), _network: Some(network) })
     }
 
-    /// For GC.
+    /// The lock for GC.
     pub(crate) fn network(&self, network: &str, options: &CallOptions) -> Result<Held, NetworkError> {
         let network = self.exclude(&file_name("network", network), options)?;
         Ok(Held { container: None, _network: Some(network) })
     }
 
-    /// For a DEL inside a GC.
+    /// The lock for a DEL inside a GC.
     pub(crate) fn container(&self, container: &str, options: &CallOptions) -> Result<Held, NetworkError> {
         let container = self.acquire(&file_name("container", container), Mode::Exclusive, options)?;
         Ok(Held { container: Some(container), _network: None })
     }
 
-    /// For an operation on a pod, which may have several attachments. Acquired before the locks of the attachments.
+    /// The lock for an operation on a pod, which may have several attachments. It is acquired before the locks of the
+    /// attachments.
     #[cfg(feature = "pods")]
     pub(crate) fn pod(&self, sandbox: &str, options: &CallOptions) -> Result<Held, NetworkError> {
         let all = self.share("pods", options)?;
@@ -104,14 +105,14 @@ impl Locks {
         Ok(Held { container: Some(pod), _network: Some(all) })
     }
 
-    /// For GC of all pods.
+    /// The lock for GC of all pods.
     #[cfg(feature = "pods")]
     pub(crate) fn pods(&self, options: &CallOptions) -> Result<Held, NetworkError> {
         let all = self.exclude("pods", options)?;
         Ok(Held { container: None, _network: Some(all) })
     }
 
-    /// Deletes the lock files of all containers but the attached ones, without waiting for one that is held.
+    /// Deletes the lock files of all containers that have no attachments. Does not wait for a lock that is held.
     pub(crate) fn forget_others(
         &self,
         attached: impl Fn() -> Result<BTreeSet<String>, NetworkError>,
@@ -127,7 +128,7 @@ impl Locks {
                 Err(error) if error.is_timeout() => continue,
                 locked => locked?,
             };
-            // An ADD may have ended since.
+            // An ADD may have ended since the attachments were listed.
             if !kept(attached()?).contains(&name) {
                 Held { container: Some(lock), _network: None }.forget_container();
             }
@@ -135,7 +136,7 @@ impl Locks {
         Ok(())
     }
 
-    /// Acquires a shared lock, after the processes that wait for the exclusive one.
+    /// Acquires a shared lock, after the processes that are waiting for the exclusive one.
     fn share(&self, name: &str, options: &CallOptions) -> Result<FileLock, NetworkError> {
         let gate = gate(name);
         if self.dir.exists(&gate)? {
@@ -144,7 +145,7 @@ impl Locks {
         self.acquire(name, Mode::Shared, options)
     }
 
-    /// Acquires an exclusive lock, and lets no process share it from the beginning of the wait on.
+    /// Acquires an exclusive lock. From the beginning of the wait, no other process gets a shared lock.
     fn exclude(&self, name: &str, options: &CallOptions) -> Result<FileLock, NetworkError> {
         let _gate = self.acquire(&gate(name), Mode::Exclusive, options)?;
         self.acquire(name, Mode::Exclusive, options)
@@ -160,7 +161,7 @@ impl Locks {
                 }
                 done => done?,
             };
-            // A DEL may have deleted the file between its opening and the lock.
+            // A DEL may have deleted the file after it was opened and before it was locked.
             if !lock.is_deleted() {
                 return Ok(lock);
             }
@@ -174,7 +175,7 @@ impl Locks {
         }
     }
 
-    /// Waits on a thread, because flock(2) has neither a time limit nor a cancellation.
+    /// Waits on a thread, because flock(2) has neither a time limit nor cancellation.
     fn wait(
         &self,
         name: &str,
@@ -187,7 +188,7 @@ impl Locks {
         }
         let (sender, receiver) = mpsc::channel();
         let (dir, name) = (self.dir.path().to_owned(), name.to_owned());
-        // After the end of the wait, dropping what the thread sends releases the lock.
+        // If the wait ends before, the lock is released when the value that the thread sends is dropped.
         let path = dir.join(&name);
         let wait = move || {
             let opened = DurableDir::open(&dir).map_err(LockError::from);
@@ -206,12 +207,12 @@ impl Locks {
     }
 }
 
-/// The name of the gate's file for a shared lock. No other lock has such a name.
+/// The name of the gate's file for a shared lock. No other lock has this form of name.
 fn gate(name: &str) -> String {
     format!("gate-{name}")
 }
 
-/// The name of a lock file. The IDs are checked: letters, digits, `_`, `.` and `-`.
+/// The name of a lock file. The IDs have been checked: they contain only letters, digits, `_`, `.` and `-`.
 fn file_name(kind: &str, id: &str) -> String {
     let end = id.len().min(LONGEST);
     format!("{kind}-{}", id.get(..end).unwrap_or_default())
@@ -223,8 +224,8 @@ mod tests {
 
     use super::*;
 
-    /// Operations with shared locks that begin before others end, until `exclusive` has its lock. It must not wait for
-    /// more than those that run when it comes.
+    /// Operations with shared locks keep starting before others end, until `exclusive` has its lock. It must not have
+    /// to wait for more operations than those that are running when it starts.
     fn gets_its_turn<T: std::fmt::Debug>(
         shared: impl Fn(&Locks, &str, &CallOptions) -> Result<Held, NetworkError> + Sync,
         exclusive: impl Fn(&Locks, &CallOptions) -> Result<T, NetworkError>,
@@ -245,11 +246,11 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(100));
             for _ in 0..5 {
-                // The wait is 40 ms; the limit is for a machine with other work.
+                // The wait takes 40 ms. The limit is for machines that are busy with other work.
                 let limit = CallOptions::new().limit(Duration::from_secs(2));
                 let locked = exclusive(&Locks::open(cache.path()).unwrap(), &limit);
                 if locked.is_err() {
-                    // The threads end before the test fails.
+                    // The threads must end before the test can fail.
                     done.store(true, Ordering::Relaxed);
                 }
                 drop(locked.unwrap());

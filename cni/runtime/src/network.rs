@@ -26,8 +26,8 @@ enum Form {
 }
 
 impl Network {
-    /// Decodes a configuration list (`*.conflist`), or a single configuration, which becomes a list of one
-    /// plugin. Plugins in the directory of the network's name are not looked for: [`Network::from_file`] and
+    /// Decodes a configuration list (`*.conflist`), or a single configuration, which becomes a list of one plugin.
+    /// Plugins in the directory named after the network are not read; [`Network::from_file`] and
     /// [`config::load`](crate::config::load) do that.
     ///
     /// # Errors
@@ -41,8 +41,8 @@ impl Network {
         NetConfList::of_single(&bytes).map(Self::from_list)
     }
 
-    /// The configuration of a single plugin, used as such: errors of its calls are not wrapped, and the cache
-    /// stores it in this form, as libcni's `AddNetwork` does. In all else it is a list of one plugin.
+    /// The configuration of a single plugin, which remains one: errors of its calls are not wrapped, and the cache
+    /// stores it in this form, as libcni's `AddNetwork` does. In all other respects, it is a list of one plugin.
     ///
     /// # Errors
     /// [`ListError::Plugin`] if it is not a JSON object or has no `type`.
@@ -51,19 +51,19 @@ impl Network {
         Ok(Self { list: NetConfList::of_single(&bytes)?, bytes, form: Form::Single })
     }
 
-    /// A network of a list made by the program.
+    /// A network with a list that the program has made.
     #[must_use]
     pub fn from_list(list: NetConfList) -> Self {
         let bytes = as_json(&list).to_string().into_bytes();
         Self { list, bytes, form: Form::List }
     }
 
-    /// The list in these bytes, completed with plugins from other files.
+    /// A network with the list in these bytes, which was completed with plugins from other files.
     pub(crate) fn of_parts(list: NetConfList, bytes: Vec<u8>) -> Self {
         Self { list, bytes, form: Form::List }
     }
 
-    /// Starts a network of the newest version, without plugins.
+    /// Starts building a network of the newest version, without plugins.
     #[must_use]
     pub fn builder(name: impl Into<String>) -> Builder {
         Builder {
@@ -84,8 +84,8 @@ impl Network {
         &self.list.name
     }
 
-    /// The version that the plugins are called with; 0.1.0 if the configuration declares one that this library
-    /// does not have.
+    /// The version with which the plugins are called. This is 0.1.0 if the configuration declares a version that this
+    /// library does not support.
     #[must_use]
     pub fn version(&self) -> Version {
         self.list.version.known().unwrap_or(Version::V0_1_0)
@@ -97,7 +97,7 @@ impl Network {
         &self.list
     }
 
-    /// The configuration as JSON, with the plugins of the network's directory, if any.
+    /// The configuration as JSON, including plugins from the directory named after the network.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -114,7 +114,7 @@ impl Network {
         Attachment::new(self.name(), &container.id, &container.ifname)
     }
 
-    /// True if CHECK calls the plugins; false if the configuration disables it.
+    /// True if CHECK calls the plugins, or false if the configuration disables that.
     ///
     /// # Errors
     /// [`NetworkError::TooOld`] before version 0.4.0, which introduced CHECK.
@@ -173,7 +173,7 @@ impl Builder {
     /// Adds a plugin's configuration at the end of the list.
     #[must_use]
     pub fn plugin(mut self, config: Value) -> Self {
-        // A value that is not an object has no `type`, which `build` reports.
+        // A value that is not an object has no `type`, so `build` reports it.
         self.list.plugins.push(match config {
             Value::Object(plugin) => plugin,
             _ => Map::new(),
@@ -181,14 +181,14 @@ impl Builder {
         self
     }
 
-    /// Makes CHECK succeed without calls: `disableCheck`.
+    /// Makes CHECK succeed without calling plugins (`disableCheck`).
     #[must_use]
     pub fn disable_check(mut self) -> Self {
         self.list.disable_check = true;
         self
     }
 
-    /// Makes GC succeed without calls: `disableGC`.
+    /// Makes GC succeed without calling plugins (`disableGC`).
     #[must_use]
     pub fn disable_gc(mut self) -> Self {
         self.list.disable_gc = true;
@@ -198,7 +198,7 @@ impl Builder {
     /// Checks the configuration as if it came from a file.
     ///
     /// # Errors
-    /// [`ListError`]: no plugins, or one without `type`.
+    /// [`ListError`] if there are no plugins, or if one has no `type`.
     pub fn build(self) -> Result<Network, ListError> {
         Network::from_bytes(as_json(&self.list).to_string())
     }
@@ -229,7 +229,7 @@ pub(crate) fn kind(plugin: &Map<String, Value>) -> &str {
     fold::get(plugin, "type").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A plugin's name in messages.
+/// Describes a plugin in messages.
 fn which(plugin: &Map<String, Value>) -> String {
     let kind = text::quote(kind(plugin));
     match fold::get(plugin, "name").and_then(Value::as_str) {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn numbers_of_a_configuration_read_back_the_same() {
-        // Of 53 bits, the last one is lost without exact decoding.
+        // The number has 53 significant bits, and the last one would be lost without exact decoding.
         let single = br#"{"name": "n", "type": "t", "rate": -90127439402501325e6}"#;
         let network = Network::from_bytes(single).unwrap();
         let again = Network::from_bytes(network.bytes()).unwrap();

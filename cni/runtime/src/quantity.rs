@@ -4,13 +4,13 @@
 
 use cni_spec::text;
 
-/// The digits of a fraction that are read; the rest is rounded up.
+/// How many digits of a fraction are read. If there are more, the value is rounded up.
 const FRACTION: usize = 18;
 
-/// A text that is not a quantity, or one out of range.
+/// Why a text is not a usable quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not a quantity.
+    /// The text is not a quantity.
     #[error("{} is not a quantity such as 10M or 1.5Gi", text::quote(.0))]
     Form(String),
     /// The quantity is larger than 2^63-1.
@@ -25,8 +25,8 @@ enum Factor {
     Ten(i32),
 }
 
-/// The value of a quantity, rounded up to an integer: a number with a suffix `n`, `u`, `m`, `k`, `M`, `G`, `T`, `P`,
-/// `E`, `Ki`, `Mi`, `Gi`, `Ti`, `Pi` or `Ei`, or with a decimal exponent.
+/// The value of a quantity, rounded up to an integer. A quantity is a number with a suffix `n`, `u`, `m`, `k`, `M`,
+/// `G`, `T`, `P`, `E`, `Ki`, `Mi`, `Gi`, `Ti`, `Pi` or `Ei`, or with a decimal exponent.
 ///
 /// # Errors
 /// [`QuantityError::Form`] if the text is not a quantity, [`QuantityError::TooLarge`] if it exceeds 2^63-1.
@@ -52,7 +52,7 @@ pub fn quantity(text: &str) -> Result<i64, QuantityError> {
     if !is_negative && rest.bytes().any(|digit| digit != b'0') {
         digits = digits.checked_add(1).ok_or_else(too_large)?;
     }
-    // The length is at most FRACTION, so the conversion cannot fail.
+    // Cannot fail, because the length is at most FRACTION.
     let places = i32::try_from(read.len()).unwrap_or_default();
     let (times, exponent) = match factor {
         Factor::Times(times) => (times, -places),
@@ -64,7 +64,7 @@ pub fn quantity(text: &str) -> Result<i64, QuantityError> {
     Ok(if is_negative { -value } else { value })
 }
 
-/// `number * 10^exponent`, rounded down if `floor` is true, else up; none if it does not fit.
+/// `number * 10^exponent`, rounded down if `floor` is true and up otherwise. None if the result does not fit.
 fn shift(number: u128, exponent: i32, floor: bool) -> Option<u128> {
     let power = 10u128.checked_pow(exponent.unsigned_abs());
     match (power, exponent >= 0) {

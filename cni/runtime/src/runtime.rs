@@ -26,8 +26,8 @@ pub struct Runtime(asynchronous::Runtime);
 
 /// Builds a [`Runtime`].
 ///
-/// The defaults are libcni's: `/var/lib/cni` as the cache, a failed ADD is not undone, DEL ends at the first
-/// failure. There are no plugin directories. Locks are on.
+/// The defaults are libcni's: the cache is in `/var/lib/cni`, a failed ADD is not undone, and DEL ends at the first
+/// failure. There are no plugin directories. Locks are used.
 #[derive(Clone)]
 pub struct Builder {
     settings: Settings,
@@ -49,29 +49,29 @@ impl Builder {
         self
     }
 
-    /// Sets the directory of the cache, as in [`cache::DIRECTORIES`]; the locks are below it.
+    /// Sets the directory of the cache, as in [`cache::DIRECTORIES`]. The locks are in a directory below it.
     #[must_use]
     pub fn cache(mut self, directory: impl Into<PathBuf>) -> Self {
         self.settings.store.cache = directory.into();
         self
     }
 
-    /// Leaves the locks off: the caller serialises the operations itself.
+    /// Uses no locks, because the caller serialises the operations itself.
     #[must_use]
     pub fn without_locks(mut self) -> Self {
         self.settings.store.locks = false;
         self
     }
 
-    /// Sets the options of operations for which [`Runtime::with`] sets none.
+    /// Sets the options of all operations for which [`Runtime::with`] sets none.
     #[must_use]
     pub fn options(mut self, options: CallOptions) -> Self {
         self.settings.options = options;
         self
     }
 
-    /// Undoes a failed ADD with a DEL of the plugins that were called. Nothing is undone if the first plugin fails in a
-    /// container that had the interface before, because the interface belongs to an earlier ADD.
+    /// Undoes a failed ADD with a DEL of the plugins that were called. If the first plugin fails in a container that
+    /// already had the interface, nothing is undone, because the interface belongs to an earlier ADD.
     #[must_use]
     pub fn undo_failed_add(mut self) -> Self {
         self.settings.undo = true;
@@ -86,7 +86,7 @@ impl Builder {
         self
     }
 
-    /// Sets what finds and runs plugins; [`Processes`] without it.
+    /// Sets how plugins are found and run. The default is [`Processes`].
     #[must_use]
     pub fn exec(mut self, exec: Arc<dyn Exec>) -> Self {
         self.exec = exec;
@@ -126,7 +126,7 @@ impl Runtime {
         Builder { settings, exec: Arc::new(Processes) }
     }
 
-    /// The same runtime with other options for its calls.
+    /// Returns the same runtime with other options for its calls.
     #[must_use]
     pub fn with(&self, options: CallOptions) -> Self {
         Self(self.0.with(options))
@@ -144,9 +144,10 @@ impl Runtime {
         self.0.cache_dir()
     }
 
-    /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last
-    /// result. A cached attachment whose interface is in the container is refused before the first plugin runs. Without
-    /// [`Builder::undo_failed_add`] a failure undoes nothing, and the caller decides whether to call DEL.
+    /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last result. If
+    /// the attachment is cached and its interface is in the container, the ADD is refused before the first plugin
+    /// runs. Without [`Builder::undo_failed_add`], a failure undoes nothing, and the caller decides whether to call
+    /// DEL.
     ///
     /// # Errors
     /// [`NetworkError::Plugin`] for the first plugin that fails, or [`NetworkError::Remember`], inside
@@ -165,8 +166,8 @@ impl Runtime {
         wait(self.0.check(network, container))
     }
 
-    /// Calls DEL of every plugin in reverse order, with the cached result, and deletes that when all have
-    /// succeeded. An unreadable cached result is ignored.
+    /// Calls DEL of every plugin in reverse order, with the cached result, which is deleted when all plugins have
+    /// succeeded. If the cached result cannot be read, it is ignored.
     ///
     /// # Errors
     /// [`NetworkError::Plugin`] for the first plugin that fails; with [`Builder::keep_deleting`]
@@ -175,11 +176,11 @@ impl Runtime {
         wait(self.0.del(network, container))
     }
 
-    /// Deletes the cached attachments of this network that are stale, then calls GC of every plugin with the
-    /// list of valid ones. No ADD and no DEL of the network runs concurrently.
+    /// Deletes the cached attachments of this network that are stale, then calls GC of every plugin with the list of
+    /// the valid ones. No ADD or DEL of the network runs at the same time.
     ///
     /// # Errors
-    /// [`NetworkError::Stale`] and [`NetworkError::Gc`], all that occurred.
+    /// All errors that occurred, as [`NetworkError::Stale`] and [`NetworkError::Gc`].
     pub fn gc(&self, network: &Network, scope: GcScope<'_>) -> Result<(), NetworkError> {
         wait(self.0.gc(network, scope))
     }
@@ -200,7 +201,7 @@ impl Runtime {
         wait(self.0.validate(network))
     }
 
-    /// The versions that a plugin supports, by its VERSION; 0.1.0 if it does not have that command.
+    /// The versions that a plugin supports, according to its VERSION. 0.1.0 if the plugin does not have that command.
     ///
     /// # Errors
     /// [`NetworkError::FromPlugin`] if there is no such plugin, or its output cannot be decoded.

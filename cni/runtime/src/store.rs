@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The files of an operation: the cache and the locks.
+//! The files that an operation uses: the cache and the locks.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ impl Store {
             .map_err(|error| NetworkError::Remembered { network: attachment.network().to_owned(), error })
     }
 
-    /// The result of the ADD for a DEL. One that cannot be read is ignored.
+    /// The result of the ADD, for a DEL. A result that cannot be read is ignored.
     pub(crate) fn result_for_del(&self, network: &Network, attachment: &Attachment) -> Option<AddResult> {
         if !Del::takes_result(network) {
             return None;
@@ -96,15 +96,15 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes the lock file of a container without attachments.
+    /// Deletes the lock file of a container that has no attachments.
     pub(crate) fn tidy(&self, held: &Held, attachment: &Attachment) {
         if self.of_container(attachment.container_id()).is_ok_and(|left| left.is_empty()) {
             held.forget_container();
         }
     }
 
-    /// Deletes the lock files of containers without attachments in the cache: a DEL of another implementation deletes
-    /// the cached result alone. A file that cannot be deleted stays for the next GC.
+    /// Deletes the lock files of containers that have no attachments in the cache, because a DEL of another
+    /// implementation deletes only the cached result. A file that cannot be deleted stays until the next GC.
     pub(crate) fn tidy_all(&self) {
         let tidied = self.locks().and_then(|locks| {
             let (Some(locks), Some(cache)) = (locks, Cache::open(&self.cache)?) else { return Ok(()) };

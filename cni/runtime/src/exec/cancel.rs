@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A token that cancels the operations that have a clone of it.
+/// A token that cancels all operations that have a clone of it.
 ///
 /// ```
 /// let cancel = cni_runtime::Cancel::new()?;
@@ -19,14 +19,14 @@ pub struct Cancel(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     cancelled: AtomicBool,
-    /// Wakes poll(2): hangs up when the writer is closed.
+    /// Wakes poll(2), because the pipe hangs up when the writer is closed.
     reader: PipeReader,
     writer: Mutex<Option<PipeWriter>>,
     notify: tokio::sync::Notify,
 }
 
 impl Cancel {
-    /// A token that is not cancelled.
+    /// Makes a token that is not cancelled.
     ///
     /// # Errors
     /// The system has no descriptor for a pipe.
@@ -62,7 +62,7 @@ impl Cancel {
     /// Waits until the token is cancelled.
     pub async fn cancelled(&self) {
         let mut notified = std::pin::pin!(self.0.notify.notified());
-        // Registered before the flag is read, so that a cancellation between the two is not lost.
+        // The waiter is registered before the flag is read, so that a cancellation in between is not lost.
         notified.as_mut().enable();
         if !self.is_cancelled() {
             notified.await;

@@ -11,8 +11,8 @@ use crate::verbs::{Command, Outcome, PluginCall};
 
 /// A scripted [`Exec`] for unit tests: no files, no processes.
 ///
-/// Calls must come in the order of the script. An unexpected call panics, and so does the drop of the last clone
-/// if calls of the script were not made.
+/// Calls must come in the order of the script. An unexpected call panics. So does dropping the last clone if some
+/// calls of the script have not been made.
 ///
 /// ```
 /// use std::sync::Arc;

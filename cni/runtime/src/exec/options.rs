@@ -11,7 +11,7 @@ use crate::verbs::PluginCall;
 /// The time limit of a plugin's call if the caller sets none.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
 
-/// Gets a plugin's standard error line by line, without the line feed, as the plugin writes it.
+/// Receives a plugin's standard error line by line, without the line feed, as the plugin writes it.
 pub type StderrSink = Arc<dyn Fn(&PluginCall, &str) + Send + Sync>;
 
 /// Options of the calls of an operation.
@@ -23,7 +23,7 @@ pub struct CallOptions {
     pub(crate) trace: Trace,
 }
 
-/// The trace context of W3C, which plugins get in their environment. Empty values are left out.
+/// The W3C trace context, which plugins get in their environment. Empty values are left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
     /// `TRACEPARENT`.
@@ -41,8 +41,8 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
-    /// Options with the limit [`DEFAULT_LIMIT`] and no cancellation. The standard error of plugins that succeed is
-    /// copied to that of this process.
+    /// Options with the limit [`DEFAULT_LIMIT`] and without cancellation. The standard error of plugins that succeed
+    /// is copied to that of this process.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -76,8 +76,8 @@ impl CallOptions {
         self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
     }
 
-    /// Adds the trace context to the call's environment, and returns the options for the call. The options of an undo
-    /// have no cancellation.
+    /// Adds the trace context to the call's environment, and returns the options for the call. An undo cannot be
+    /// cancelled, so its options have no token.
     pub(crate) fn apply(&self, call: &mut PluginCall) -> Self {
         let Trace { parent, state, baggage } = &self.trace;
         for (name, value) in [("TRACEPARENT", parent), ("TRACESTATE", state), ("BAGGAGE", baggage)] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What a plugin writes, read in linear time and kept within bounds.
+//! Reads what a plugin writes, in linear time and within bounds.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -8,17 +8,17 @@ use std::path::Path;
 use super::{CallOptions, StderrSink};
 use crate::verbs::PluginCall;
 
-/// The most bytes of a plugin's standard output: as much as a plugin takes for its configuration, of which the result of the
-/// plugin before it is a part.
+/// The most bytes of a plugin's standard output. This is as much as a plugin accepts as its configuration, which
+/// contains the result of the previous plugin.
 pub(crate) const STDOUT_LIMIT: usize = 16 << 20;
-/// The bytes of standard error that are kept of its beginning, and as many of its end.
+/// How many bytes from the beginning of standard error are kept, and how many from its end.
 pub(crate) const STDERR_KEPT: usize = 512 << 10;
-/// The bytes of output that an error message shows of its beginning, and as many of its end.
+/// How many bytes from the beginning of the output an error message shows, and how many from its end.
 const SHOWN: usize = 8 << 10;
-/// The most bytes that the sink gets as one line.
+/// The longest line that the sink gets, in bytes.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// A text of which the beginning and the end are kept.
+/// A text of which only the beginning and the end are kept.
 #[derive(Debug)]
 pub(crate) struct Excerpt {
     kept: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Excerpt {
 }
 
 impl Excerpt {
-    /// An empty text. `kept` bytes of its beginning are kept, and at least as many of its end.
+    /// An empty text, of which `kept` bytes at the beginning and at least as many at the end will be kept.
     pub(crate) fn new(kept: usize) -> Self {
         Self { kept, beginning: Vec::new(), end: Vec::new(), left_out: 0 }
     }
@@ -44,7 +44,7 @@ impl Excerpt {
         let (first, rest) = bytes.split_at(bytes.len().min(self.kept - self.beginning.len()));
         self.beginning.extend_from_slice(first);
         self.end.extend_from_slice(rest);
-        // At twice the size, so that each byte is moved once on average.
+        // Only at twice the size, so that each byte is moved once on average.
         if self.end.len() > 2 * self.kept {
             let surplus = self.end.len() - self.kept;
             self.end.drain(..surplus);
@@ -52,7 +52,7 @@ impl Excerpt {
         }
     }
 
-    /// The text, with the number of bytes that were left out where they were.
+    /// The text. Where bytes were left out, it says how many.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         let Self { beginning, end, left_out, .. } = self;
         let gap = if left_out == 0 { String::new() } else { format!("\n[{left_out} bytes left out]\n") };
@@ -64,7 +64,7 @@ impl Excerpt {
 pub(super) struct Stderr<'a> {
     excerpt: Excerpt,
     sink: Option<(&'a StderrSink, &'a PluginCall)>,
-    /// The beginning of a line that is not complete yet.
+    /// The beginning of a line that is not yet complete.
     line: Vec<u8>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Stderr<'a> {
         Self { excerpt: Excerpt::new(STDERR_KEPT), sink, line: Vec::new() }
     }
 
-    /// Takes what the plugin wrote, and passes complete lines on. A longer line is passed on in parts.
+    /// Takes what the plugin has written, and passes complete lines on. A very long line is passed on in parts.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.excerpt.push(bytes);
         if self.sink.is_none() {
@@ -92,7 +92,7 @@ impl<'a> Stderr<'a> {
         }
     }
 
-    /// The excerpt. The last line, which may have no line feed, is passed on.
+    /// Returns the excerpt. The last line is passed on even if it has no line feed.
     pub(super) fn finish(mut self) -> Vec<u8> {
         if !self.line.is_empty() {
             self.pass(self.line.len());
@@ -113,7 +113,7 @@ pub(crate) fn shown(output: &[u8]) -> String {
     String::from_utf8_lossy(&Excerpt::of(output, SHOWN).into_bytes()).into_owned()
 }
 
-/// The last place up to `end` at which no character of UTF-8 is divided; `end` if there is none near it.
+/// The last position up to `end` that does not split a UTF-8 character, or `end` if there is none nearby.
 fn boundary(text: &[u8], end: usize) -> usize {
     let is_start = |at: &usize| text.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
     (end.saturating_sub(3)..=end).rev().find(is_start).filter(|at| *at > 0).unwrap_or(end)

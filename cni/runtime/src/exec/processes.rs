@@ -21,18 +21,19 @@ use crate::error::CallError;
 use crate::invoke::{failure, find};
 use crate::verbs::{Outcome, PluginCall};
 
-/// The time for output that is still in the pipes after the end of the plugin, because processes that the plugin has
-/// started may hold the pipes open forever.
+/// How long output that is still in the pipes is read after the plugin has ended, because processes that the plugin
+/// has started may hold the pipes open forever.
 const GRACE: Duration = Duration::from_millis(200);
-/// The time limit for reaping a killed plugin, because a process that the kernel does not let die yet must not block
-/// the caller.
+/// How long to wait for a killed plugin, because a process that the kernel does not let die yet must not block the
+/// caller.
 const REAPING: Duration = Duration::from_secs(1);
-/// Attempts to start a file that is being written, as during an upgrade, a second apart.
+/// How often the start of a file that is being written, as during an upgrade, is attempted. There is a second between
+/// attempts.
 const ATTEMPTS: u32 = 6;
 
-/// Runs plugins as processes, each in a process group of its own. At the time limit and on cancellation the
-/// group is killed and the plugin reaped. Processes that leave the group (setsid(2)) are left running. Dropping the
-/// future kills the group, too, and tokio reaps the plugin.
+/// Runs plugins as processes, each in a process group of its own. When the time limit has passed or the call is
+/// cancelled, the group is killed and the plugin is reaped. Processes that have left the group (setsid(2)) keep
+/// running. Dropping the future kills the group, too, and tokio reaps the plugin.
 ///
 /// A process that the plugin leaves behind may keep its pipes open, which delays the result by at most 0.2 s.
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,13 +56,14 @@ impl Exec for Processes {
 /// The process group of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// A new one, which is killed at the time limit.
+    /// A new group, which is killed when the time limit has passed.
     Own,
-    /// The group of this process: a delegate is killed with the plugin that called it.
+    /// The group of this process, so that a delegate is killed together with the plugin that called it.
     Caller,
 }
 
-/// Runs a plugin. Its standard error goes to the options' sink or, if it succeeds, to that of this process.
+/// Runs a plugin. Its standard error goes to the sink in the options or, if the plugin succeeds, to that of this
+/// process.
 pub(crate) async fn run(path: &Path, call: &PluginCall, options: &CallOptions, group: Group) -> Outcome {
     let begin = Instant::now();
     let (mut stdout, mut stderr) = (Vec::new(), Stderr::new(options, call));
@@ -146,7 +148,7 @@ fn command(path: &Path, call: &PluginCall) -> std::process::Command {
     command
 }
 
-/// Formats a status as Go does, which users and tools know.
+/// Formats a status like Go does, because users and tools know that form.
 pub(crate) fn status_text(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -156,7 +158,7 @@ pub(crate) fn status_text(status: ExitStatus) -> String {
     }
 }
 
-/// A running program. Dropping this value kills the program with its group.
+/// A running program. Dropping this value kills the program and its group.
 pub(crate) struct Running {
     child: Child,
     group: Group,
@@ -183,9 +185,9 @@ impl Running {
         command.spawn().map(|child| Self { child, group })
     }
 
-    /// Runs the program to its end, and passes on what it prints. A process that it leaves behind with its pipes open
-    /// delays the end by 0.2 s at most. Fails with [`io::ErrorKind::FileTooLarge`] when its standard output exceeds the
-    /// limit; the program still runs then.
+    /// Runs the program to its end, and passes on what it prints. If it leaves a process behind that has its pipes
+    /// open, this takes 0.2 s longer at most. Fails with [`io::ErrorKind::FileTooLarge`] when the standard output
+    /// exceeds the limit, in which case the program is still running.
     pub(crate) async fn finish(
         &mut self,
         input: &[u8],
@@ -232,14 +234,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // None once the program has been reaped, because another process may have the number by then.
+        // There is no PID once the program has been reaped, because another process may have that number by then.
         if let Some(pid) = self.child.id() {
             kill(pid, self.group);
         }
     }
 }
 
-/// Kills a plugin that has not been reaped: until then no other process gets its number.
+/// Kills a plugin that has not been reaped yet, so no other process can have its PID.
 fn kill(pid: u32, group: Group) {
     let Ok(pid) = i32::try_from(pid).map(Pid::from_raw) else { return };
     let done = match group {
@@ -255,7 +257,7 @@ fn kill(pid: u32, group: Group) {
 
 async fn write(stdin: Option<ChildStdin>, config: &[u8]) {
     let Some(mut pipe) = stdin else { return };
-    // A plugin need not read its input; only its output counts.
+    // A plugin does not have to read its input. Only its output counts.
     if let Err(error) = pipe.write_all(config).await {
         log::debug!("write the configuration: {error}");
     }

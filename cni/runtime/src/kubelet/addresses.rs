@@ -24,7 +24,7 @@ pub enum AddressError {
     None(String),
 }
 
-/// The first IPv4 address and the first IPv6 address of an interface, of global scope.
+/// The first IPv4 address and the first IPv6 address of global scope on an interface.
 ///
 /// # Errors
 /// [`AddressError`] if the namespace, the interface or its addresses are missing.
@@ -42,7 +42,7 @@ pub fn addresses_of(netns: &Path, ifname: &str) -> Result<Vec<IpAddr>, AddressEr
     Ok(found)
 }
 
-/// The addresses of a pod's interface. `driver` begins the message if the runtime does not know the namespace.
+/// The addresses of a pod's interface. If the runtime does not know the namespace, the message begins with `driver`.
 ///
 /// # Errors
 /// The runtime's error or an empty path, if the namespace is unknown; [`AddressError`] if the interface has no

@@ -24,16 +24,16 @@ pub struct Bandwidth {
     pub egress: Option<u64>,
 }
 
-/// An annotation that is not a usable rate.
+/// Why an annotation is not a usable rate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BandwidthError {
-    /// Not a quantity.
+    /// The text is not a quantity.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Quantity,
-    /// Below 1 kbit/s.
+    /// The rate is below 1 kbit/s.
     #[error("resource is unreasonably small (< 1kbit)")]
     Small,
-    /// Above 1 Pbit/s.
+    /// The rate is above 1 Pbit/s.
     #[error("resource is unreasonably large (> 1Pbit)")]
     Large,
 }
@@ -42,19 +42,19 @@ impl Bandwidth {
     /// Reads the annotations `kubernetes.io/ingress-bandwidth` and `kubernetes.io/egress-bandwidth`.
     ///
     /// # Errors
-    /// [`BandwidthError`] for the first that is not a usable rate.
+    /// [`BandwidthError`] for the first annotation that is not a usable rate.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, BandwidthError> {
         let rate = |key| annotations.get(key).map(|text| rate(text)).transpose();
         Ok(Self { ingress: rate(INGRESS)?, egress: rate(EGRESS)? })
     }
 
-    /// True if there is a limit.
+    /// True if at least one direction is limited.
     #[must_use]
     pub fn is_limited(self) -> bool {
         self.ingress.is_some() || self.egress.is_some()
     }
 
-    /// The value of the capability `bandwidth`, with the burst in bits that goes with a rate.
+    /// The value of the capability `bandwidth`. `burst` returns the burst in bits that goes with a rate.
     #[must_use]
     pub fn capability(self, burst: impl Fn(u64) -> u64) -> Value {
         let mut value = json!({});

@@ -24,7 +24,7 @@ use crate::network::Network;
 use crate::rates::KUBELET_BURST;
 use crate::{cache, runtime};
 
-/// The time limit of a plugin's VERSION, with which the files are validated.
+/// The time limit of a plugin's VERSION, which is called to validate the files.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
 /// An error of the CNI driver.
@@ -90,8 +90,8 @@ impl std::fmt::Debug for CniDriver {
 }
 
 impl CniDriver {
-    /// The driver for a configuration directory and plugin directories. Empty paths are ignored; without any,
-    /// `/etc/cni/net.d` and `/opt/cni/bin`.
+    /// The driver for a configuration directory and plugin directories. Empty paths are ignored. If no path is left,
+    /// the defaults are `/etc/cni/net.d` and `/opt/cni/bin`.
     #[must_use]
     pub fn probe(directory: &Path, plugins: impl IntoIterator<Item = PathBuf>) -> Self {
         let named = |path: &Path| !path.as_os_str().is_empty();
@@ -110,8 +110,8 @@ impl CniDriver {
         }
     }
 
-    /// Sets the directory before `opt/<type>/bin`, where the plugins of a network's first type are searched for
-    /// last; `/` without it.
+    /// Sets the directory before `opt/<type>/bin`, in which the plugins of a network are searched for last. `<type>`
+    /// is the type of the network's first plugin. The default is `/`.
     #[must_use]
     pub fn vendor_prefix(self, prefix: impl Into<PathBuf>) -> Self {
         Self { vendor_prefix: prefix.into(), ..self }
@@ -123,14 +123,14 @@ impl CniDriver {
         Self { cache: directory.into(), ..self }
     }
 
-    /// Sets what finds and runs plugins; processes without it.
+    /// Sets how plugins are found and run. By default, they are run as processes.
     #[must_use]
     pub fn exec(self, exec: Arc<dyn Exec>) -> Self {
         Self { exec: Some(exec), ..self }
     }
 
-    /// Reads the configuration directory. Without a valid network, the one found before stays. What an earlier reading
-    /// logged already is not logged again.
+    /// Reads the configuration directory. If there is no valid network, the one that was found earlier stays.
+    /// Messages that an earlier reading has already logged are not repeated.
     async fn sync(&self) {
         let mut passed_over = Vec::new();
         let found = self.default_network(&mut passed_over).await;
@@ -154,8 +154,8 @@ impl CniDriver {
         }
     }
 
-    /// The network of the first valid file, by file name: all of its plugins exist and support its version. `passed_over`
-    /// gets a message for each file before it.
+    /// The network of the first valid file, by file name. A file is valid if all of its plugins exist and support its
+    /// version. A message for each file before it is added to `passed_over`.
     async fn default_network(&self, passed_over: &mut Vec<String>) -> Result<Network, CniDriverError> {
         let files = config::load_all(&self.directory)?;
         let shown = self.directory.display().to_string();
@@ -191,7 +191,7 @@ impl CniDriver {
         Ok(network)
     }
 
-    /// The runtime whose plugin directories end with that of the network's vendor.
+    /// A runtime that also searches the directory of the network's vendor, after the other plugin directories.
     fn runtime(&self, network: &Network) -> Runtime {
         let kind =
             network.list().plugins.first().and_then(|plugin| plugin.get("type")).and_then(Value::as_str);
@@ -233,7 +233,7 @@ impl CniDriver {
         let container = self.with_capabilities(pod.container(INTERFACE, &netns), pod)?;
         let loopback = loopback();
         let lo = pod.container("lo", &netns);
-        // If the container has the interface already, its loopback belongs to an earlier set-up, too.
+        // If the container already has the interface, its loopback belongs to an earlier set-up as well.
         let had_interface = self.runtime(&network).refuse_attached(&network, &container).await?;
         self.runtime(&loopback).add(&loopback, &lo).await?;
         if let Err(error) = self.runtime(&network).add(&network, &container).await {
@@ -245,8 +245,8 @@ impl CniDriver {
         Ok(())
     }
 
-    /// Deletes the pod's cached attachments, so that a change of the configuration leaves nothing behind;
-    /// without any, the pod of the default network.
+    /// Deletes the pod's cached attachments, so that nothing is left behind after a change of the configuration. If
+    /// there are none, detaches the pod from the default network.
     async fn tear_down(&self, pod: &Pod) -> Result<(), CniDriverError> {
         let loopback = loopback();
         let cached = self.runtime(&loopback).attachments(&pod.sandbox_id).await?;
@@ -257,7 +257,7 @@ impl CniDriver {
         let mut lo = lo.first().map(|one| (one.network(), one.container()));
         if todo.is_empty() {
             let network = self.network()?;
-            // Even if the namespace is missing, addresses and ports have to be removed.
+            // Addresses and ports have to be removed even if the namespace is missing.
             let netns = self.host()?.netns(&pod.sandbox_id).unwrap_or_else(|error| {
                 log::warn!("CNI failed to retrieve network namespace path: {error}");
                 PathBuf::new()
@@ -281,7 +281,7 @@ impl CniDriver {
         failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// A DEL for which a missing file is success: an earlier teardown may have done its part.
+    /// Runs DEL. A missing file counts as success, because an earlier teardown may have done its part.
     async fn delete(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
         match self.runtime(network).del(network, container).await {
             Err(error) if is_gone(&error) => {
@@ -302,7 +302,7 @@ fn wants(network: &Network, capability: &str) -> bool {
         .any(|plugin| plugin.get("capabilities").is_some_and(|all| all[capability] == true))
 }
 
-/// The built-in network of the pod's loopback.
+/// The built-in network for the pod's loopback.
 fn loopback() -> Network {
     let list = json!({"cniVersion": Version::V0_3_1.as_str(), "name": "cni-loopback", "plugins": [{"type": "loopback"}]});
     #[allow(clippy::expect_used, reason = "a constant, and a test loads it")]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`. `init` may change the node, so
-//! a driver that is started to inspect pods does not call it.
+//! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`. `init` may change the
+//! node, so it is not called by a driver that was started only to inspect pods.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use nix::unistd::{AccessFlags, access};
 use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, Purpose};
 use crate::exec::{DEFAULT_LIMIT, Excerpt, Group, Running, STDERR_KEPT, shown, status_text};
 
-/// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. Called with
-/// the action, the pod's namespace, its name and its sandbox; exit status 0 is success.
+/// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. The program
+/// is called with the action, the pod's namespace, its name and its sandbox. Exit status 0 means success.
 #[derive(Debug, Clone)]
 pub struct ExecDriver {
     name: String,
@@ -61,7 +61,8 @@ pub enum ExecDriverError {
 }
 
 impl ExecDriver {
-    /// The drivers in a directory, sorted by name: one per folder, valid or not. A missing directory has none.
+    /// The drivers in a directory, sorted by name: one per folder, whether it is valid or not. Empty if the directory
+    /// is missing.
     #[must_use]
     pub fn probe(directory: &Path) -> Vec<Self> {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -78,7 +79,7 @@ impl ExecDriver {
         Self { program: directory.join(folder).join(program), name, limit: DEFAULT_LIMIT }
     }
 
-    /// Sets the time limit of a call; two minutes without it.
+    /// Sets the time limit of a call. The default is two minutes.
     #[must_use]
     pub fn limit(self, limit: Duration) -> Self {
         Self { limit, ..self }
@@ -90,7 +91,7 @@ impl ExecDriver {
         &self.program
     }
 
-    /// Runs the program and returns its standard output. At the time limit its process group is killed.
+    /// Runs the program and returns its standard output. When the time limit has passed, the process group is killed.
     async fn call(&self, action: &'static str, pod: Option<&Pod>) -> Result<Vec<u8>, ExecDriverError> {
         let program = self.program.display().to_string();
         let mut command = Command::new(&self.program);
@@ -165,7 +166,7 @@ mod tests {
     use super::super::tests::settings;
     use super::*;
 
-    /// A driver whose script writes down its arguments, then does `rest`.
+    /// A driver whose script writes its arguments to a file, and then does `rest`.
     fn script(directory: &Path, folder: &str, rest: &str) -> ExecDriver {
         let driver = ExecDriver::new(directory, folder);
         std::fs::create_dir_all(driver.program.parent().unwrap()).unwrap();
@@ -222,7 +223,7 @@ mod tests {
         assert!(error.ends_with("slow/slow teardown: no result after 0.05 s: killed"), "{error}");
     }
 
-    /// The letter of a process's state; none if it does not exist.
+    /// The letter for a process's state. None if the process does not exist.
     fn state(pid: &str) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit(") ").next()?.chars().next()
@@ -237,7 +238,7 @@ mod tests {
         assert!(error.ends_with("slow/slow setup: no result after 0.5 s: killed"), "{error}");
         let pid = |name: &str| std::fs::read_to_string(driver.program.with_extension(name)).unwrap();
         let ended = async {
-            // The program is reaped; its child is init's.
+            // The program has been reaped. Its child is then a child of init.
             while state(pid("pid").trim()).is_some()
                 || state(pid("child").trim()).is_some_and(|now| now != 'Z')
             {
@@ -256,7 +257,7 @@ mod tests {
         let child = std::fs::read_to_string(driver.program.with_extension("child")).unwrap();
         let killed = std::process::Command::new("kill").arg(child.trim()).status().unwrap();
         assert_eq!(status.unwrap().unwrap().ip.to_string(), "10.1.0.5");
-        // A daemon lives on.
+        // A process that has left the group keeps running.
         assert!(killed.success());
     }
 }

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The way back to a pod for packets that it sends to a Service or port of its own.
+/// How packets that a pod sends to a Service or port of its own get back to the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HairpinMode {
-    /// The bridge is promiscuous: the node's stack receives and routes such packets. kubenet only.
+    /// The bridge is promiscuous, so the node's stack receives and routes such packets. Only for kubenet.
     PromiscuousBridge,
-    /// The bridge sends such packets back through the port that they came from.
+    /// The bridge sends such packets back through the port on which they arrived.
     HairpinVeth,
-    /// No way back.
+    /// Such packets do not get back.
     #[default]
     None,
 }
@@ -21,8 +21,8 @@ pub enum HairpinMode {
 pub struct UnknownHairpinMode(String);
 
 impl HairpinMode {
-    /// The mode that kubelet passes to a driver: a promiscuous bridge is kubenet's, and another driver gets
-    /// [`Self::HairpinVeth`] instead. Of the drivers here, kubenet alone applies it.
+    /// The mode that kubelet passes to a driver. Only kubenet gets a promiscuous bridge; other drivers get
+    /// [`Self::HairpinVeth`] instead. Of the drivers here, only kubenet applies the mode.
     #[must_use]
     pub fn effective(self, driver: &str) -> Self {
         if self == Self::PromiscuousBridge && driver != "kubenet" {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The calls of a driver: one at a time for each pod, pods in parallel.
+//! Calls a driver, with one call at a time for each pod, but with different pods in parallel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Manager {
 }
 
 impl Manager {
-    /// Calls this driver, which has been started.
+    /// A manager for this driver, which must already have been started.
     #[must_use]
     pub fn new(driver: Box<dyn NetworkPlugin>) -> Self {
         Self { driver, pods: Mutex::default(), pod_cidr: tokio::sync::Mutex::default() }
@@ -48,7 +48,7 @@ impl Manager {
         &*self.driver
     }
 
-    /// Sets the node's pod CIDR. The driver gets an event if it has changed.
+    /// Sets the node's pod CIDR. If it has changed, the driver gets an event.
     pub async fn set_pod_cidr(&self, cidr: &str) {
         let mut current = self.pod_cidr.lock().await;
         if cidr.is_empty() || *current == cidr {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(calls[..2], ["setup 1", "setup 3"]);
         let at = |call: &str| calls.iter().position(|one| one == call).unwrap();
         assert!(at("end 1") < at("setup 2"), "{calls:?}");
-        // Locks of idle pods are dropped.
+        // The locks of pods without a running call are dropped.
         manager.tear_down_pod(&b).await.unwrap();
         assert!(manager.pods.lock().unwrap().len() <= 1);
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! kubelet's frame for network plugins, as Kubernetes had it up to 1.23 (`--network-plugin`).
+//! kubelet's interface for network plugins, as Kubernetes had it up to 1.23 (`--network-plugin`).
 //!
-//! A *driver* implements [`NetworkPlugin`]: [`CniDriver`], [`ExecDriver`], [`NoOp`], or one of another crate, such as
-//! kubenet. [`select()`] chooses one by its name, [`Manager`] calls it with one lock per pod. Messages are
-//! kubelet's.
+//! A *driver* implements [`NetworkPlugin`]: [`CniDriver`], [`ExecDriver`], [`NoOp`], or a driver from another crate,
+//! such as kubenet. [`select()`] chooses a driver by its name, and [`Manager`] calls it with one lock per pod.
+//! Messages are those of kubelet.
 
 mod addresses;
 mod bandwidth;
@@ -40,9 +40,9 @@ pub use names::check_qualified_name;
 pub use selection::{NoOp, SelectError, SelectErrors, bridge_netfilter, select};
 pub use status::{PodNetworkStatus, StatusError};
 
-/// The event with which a driver gets the node's pod CIDR.
+/// The event that tells a driver the node's pod CIDR.
 pub const EVENT_POD_CIDR_CHANGE: &str = "pod-cidr-change";
-/// The key of the pod CIDR in the event's details: one CIDR, or several with commas between them.
+/// The key of the pod CIDR in the event's details. The value is one CIDR, or several separated by commas.
 pub const EVENT_DETAIL_POD_CIDR: &str = "pod-cidr";
 /// The interface of a pod.
 pub const INTERFACE: &str = "eth0";
@@ -51,10 +51,10 @@ pub const DEFAULT_NON_MASQUERADE_CIDR: &str = "10.0.0.0/8";
 
 /// The plugin directory if none is given.
 pub const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
-/// A part of a teardown's error which means that something is gone already.
+/// If an error of a teardown contains this text, something was already gone.
 const GONE: &str = "no such file or directory";
 
-/// The error of a driver, whose type only the driver knows.
+/// The error of a driver. Only the driver knows its type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The future of a driver's hook.
@@ -62,11 +62,11 @@ pub type HookFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + 
 
 /// A network plugin of kubelet.
 pub trait NetworkPlugin: Send + Sync {
-    /// Starts the driver. Called once, before all other methods but [`NetworkPlugin::name`].
+    /// Starts the driver. Called once, before all other methods except for [`NetworkPlugin::name`].
     fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()>;
 
-    /// Passes an event, such as [`EVENT_POD_CIDR_CHANGE`]. A driver ignores events that it does not know, as this
-    /// default does all, and logs those that it cannot use.
+    /// Passes an event, such as [`EVENT_POD_CIDR_CHANGE`]. A driver ignores events that it does not know, and logs
+    /// events that it cannot use. This default ignores all events.
     fn event<'a>(
         &'a self,
         _name: &'a str,
@@ -83,16 +83,16 @@ pub trait NetworkPlugin: Send + Sync {
         BTreeSet::new()
     }
 
-    /// Connects a pod whose namespace exists and whose containers do not run yet.
+    /// Connects a pod whose namespace exists and whose containers are not running yet.
     fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()>;
 
     /// Disconnects a pod. Succeeds for a pod that is not connected.
     fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()>;
 
-    /// The addresses of a pod; none if the driver does not know them.
+    /// The addresses of a pod. None if the driver does not know them.
     fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>>;
 
-    /// Fails if the driver cannot set up pods; the default succeeds.
+    /// Fails if the driver cannot set up pods. The default always succeeds.
     fn status(&self) -> HookFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
@@ -109,27 +109,27 @@ pub enum Capability {
 /// The settings that every driver gets.
 #[derive(Clone)]
 pub struct InitSettings {
-    /// The source of the pods' namespaces and ports.
+    /// Provides the pods' namespaces and ports.
     pub host: Arc<dyn Host>,
     /// The hairpin mode in effect.
     pub hairpin_mode: HairpinMode,
-    /// Destinations to which pods keep their addresses: a CIDR, or several with commas between them.
+    /// Destinations to which pods keep their own addresses: a CIDR, or several separated by commas.
     pub non_masquerade_cidr: String,
-    /// The MTU of the pods' network; none: the driver chooses.
+    /// The MTU of the pods' network. None lets the driver choose.
     pub mtu: Option<u32>,
-    /// The operations that follow.
+    /// Which operations will follow.
     pub purpose: Purpose,
 }
 
-/// The purpose for which a driver is started. It decides what the start may change on the node.
+/// Why a driver is started, which decides what the start may change on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Purpose {
-    /// Pods are set up, among other things: the driver prepares the node, as kubelet's did when kubelet started.
+    /// Pods will be set up, among other things, so the driver prepares the node, as it did when kubelet started.
     #[default]
     SetUp,
-    /// Pods are torn down: the driver makes nothing for other pods.
+    /// Pods will be torn down, so the driver makes nothing for other pods.
     TearDown,
-    /// Pods and node are looked at: the driver changes nothing.
+    /// Pods and the node will be inspected, so the driver changes nothing.
     Inspect,
 }
 
@@ -148,7 +148,8 @@ pub trait Host: Send + Sync {
     fn port_mappings(&self, sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError>;
 }
 
-/// The value of the capability `portMappings`: published ports only, protocols in lower case.
+/// The value of the capability `portMappings`. It contains only ports that are published, with protocols in lower
+/// case.
 #[must_use]
 pub fn port_mappings(mappings: &[PortMapping]) -> Value {
     let published = mappings.iter().filter(|mapping| mapping.host_port != 0);
@@ -164,7 +165,7 @@ pub fn port_mappings(mappings: &[PortMapping]) -> Value {
         .collect()
 }
 
-/// The pod CIDR of an event; none if the event is another one. An event without a pod CIDR is logged.
+/// The pod CIDR of an event. None if this is a different event. An event without a pod CIDR is logged.
 #[must_use]
 pub fn pod_cidr<'a>(event: &str, details: &'a Map<String, Value>) -> Option<&'a str> {
     if event != EVENT_POD_CIDR_CHANGE {
@@ -177,8 +178,8 @@ pub fn pod_cidr<'a>(event: &str, details: &'a Map<String, Value>) -> Option<&'a 
     cidr
 }
 
-/// True if a DEL failed because a file was missing: an earlier teardown may have done its part. Plugins in Rust print
-/// the system's message with a capital letter.
+/// True if a DEL failed because a file was missing, in which case an earlier teardown may have done its part. Plugins
+/// in Rust print the system's message with a capital letter.
 #[must_use]
 pub fn is_gone(error: &NetworkError) -> bool {
     error.to_string().to_lowercase().contains(GONE)
@@ -191,7 +192,7 @@ pub struct Pod {
     pub namespace: String,
     /// The pod's name.
     pub name: String,
-    /// The ID of its sandbox, the container that holds the network namespace.
+    /// The ID of the pod's sandbox, the container that holds the network namespace.
     pub sandbox_id: String,
     /// The pod's annotations.
     pub annotations: BTreeMap<String, String>,
@@ -216,7 +217,7 @@ impl Pod {
         self
     }
 
-    /// The pod as CNI's container, without capability arguments.
+    /// The pod as a container in the sense of CNI, without capability arguments.
     #[must_use]
     pub fn container(&self, ifname: &str, netns: &Path) -> Container {
         Container::new(&self.sandbox_id, ifname)
@@ -234,7 +235,7 @@ impl Pod {
     }
 }
 
-/// Several errors in one, printed as Kubernetes does: one alone as it is, more in brackets.
+/// Joins errors into one text, like Kubernetes does: a single error as it is, several errors in brackets.
 pub(crate) fn join_errors(errors: &[impl std::fmt::Display]) -> String {
     match errors {
         [one] => one.to_string(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Kubernetes's qualified names.
+//! Checks qualified names of Kubernetes.
 
 /// The longest name, without its prefix.
 const NAME_LENGTH: usize = 63;
@@ -11,7 +11,7 @@ const NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.
 const PREFIX_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or \
                            '.', and must start and end with an alphanumeric character";
 
-/// Checks a name, with or without the prefix of a DNS domain (`example.com/name`). Returns the faults.
+/// Checks a name, with or without a DNS domain as its prefix (`example.com/name`). Returns what is wrong with it.
 #[must_use]
 pub fn check_qualified_name(value: &str) -> Vec<String> {
     let mut faults = Vec::new();

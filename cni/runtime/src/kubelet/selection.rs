@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The choice of a driver by its name, and the driver that does nothing.
+//! Selects a driver by its name, and contains the driver that does nothing.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,11 +13,11 @@ use super::{
     join_errors,
 };
 
-/// The settings that pass bridged packets to iptables.
+/// The settings that make bridged packets pass iptables.
 const CALL_IPTABLES: [&str; 2] =
     ["net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"];
 
-/// A reason why no driver was selected.
+/// Why no driver was selected.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
     /// The name of a driver is not a qualified name.
@@ -44,8 +44,8 @@ pub enum SelectError {
     NotFound(String),
 }
 
-/// All reasons why no driver was selected. An invalid or duplicate driver is an error even if another one is
-/// wanted.
+/// All reasons why no driver was selected. An invalid or duplicate driver is an error even if another driver was
+/// asked for.
 #[derive(Debug)]
 pub struct SelectErrors(pub Vec<SelectError>);
 
@@ -57,10 +57,10 @@ impl fmt::Display for SelectErrors {
 
 impl std::error::Error for SelectErrors {}
 
-/// Starts the driver of this name; [`NoOp`] without a name.
+/// Starts the driver with this name, or [`NoOp`] if there is no name.
 ///
 /// # Errors
-/// [`SelectErrors`], with all that is wrong with the drivers and the name.
+/// [`SelectErrors`], with everything that is wrong with the drivers and the name.
 pub async fn select(
     drivers: Vec<Box<dyn NetworkPlugin>>,
     name: &str,
@@ -100,7 +100,7 @@ pub async fn select(
     Err(SelectErrors(errors))
 }
 
-/// The driver that connects nothing: another program sets up the pods' network.
+/// The driver that connects nothing, because another program sets up the pods' network.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoOp;
 
@@ -134,11 +134,11 @@ impl NetworkPlugin for NoOp {
 /// The time limit of modprobe.
 const MODPROBE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Loads br_netfilter, and passes bridged packets to iptables, which kube-proxy's iptables mode needs. A failure
-/// is a warning.
+/// Loads br_netfilter, and makes bridged packets pass iptables, because the iptables mode of kube-proxy needs that. A
+/// failure is logged as a warning.
 pub async fn bridge_netfilter() {
     if cni_kernel::sysctl::get(CALL_IPTABLES[0]).is_err() {
-        // A kernel with br_netfilter built in has no such module, so only the sysctl decides.
+        // If br_netfilter is built into the kernel, there is no such module, so only the sysctl decides.
         let mut modprobe = tokio::process::Command::new("modprobe");
         modprobe.arg("br-netfilter").stdin(std::process::Stdio::null()).kill_on_drop(true);
         let output = tokio::time::timeout(MODPROBE, modprobe.output()).await;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The configuration directory of a running node: its networks, the default one, and a verdict on each file.
+//! The configuration directory of a running node: its networks, the default network, and a verdict on each file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Metadata};
@@ -19,10 +19,10 @@ use crate::error::NetworkError;
 use crate::network::{Network, kind};
 use crate::{Runtime, invoke};
 
-/// The largest configuration, in bytes: that of the plugins.
+/// The largest configuration, in bytes. Plugins have the same limit.
 const LIMIT: u64 = 16 << 20;
 
-/// The networks of a configuration directory at one time.
+/// The networks that a configuration directory contained at one time.
 #[derive(Debug, Default)]
 pub struct Networks {
     default: Option<String>,
@@ -30,7 +30,7 @@ pub struct Networks {
     verdicts: Vec<Verdict>,
 }
 
-/// A file of the configuration directory, and its network or the reason why it is skipped.
+/// A file of the configuration directory, with its network or the reason why the file is skipped.
 #[derive(Debug)]
 pub struct Verdict {
     /// The file.
@@ -59,7 +59,7 @@ pub enum SkipReason {
 }
 
 impl Verdict {
-    /// The reason why the file is skipped, for a message that names the file already.
+    /// The reason why the file is skipped, for a message that already names the file.
     #[must_use]
     pub fn skip_reason(&self) -> Option<String> {
         match self.network.as_ref().err()? {
@@ -70,7 +70,7 @@ impl Verdict {
 }
 
 impl Networks {
-    /// Chooses the networks from all files in their order: the first file of a name wins, and the first valid
+    /// Chooses the networks from all files, in order: the first file with a network's name wins, and the first valid
     /// network is the default one unless `default` names another.
     #[must_use]
     pub fn choose(files: Vec<(PathBuf, Result<Network, SkipReason>)>, default: Option<&str>) -> Self {
@@ -98,7 +98,7 @@ impl Networks {
         self.networks.get(name)
     }
 
-    /// The default network; none if there is no valid one, or not the configured one.
+    /// The default network. None if there is no valid network, or if the configured one is not valid.
     #[must_use]
     pub fn default_network(&self) -> Option<&Network> {
         self.get(self.default.as_deref()?)
@@ -143,18 +143,19 @@ impl Networks {
     }
 }
 
-/// The directory, and its last valid state.
+/// The directory, and the networks that were valid at the last reading.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
     default: Option<String>,
     runtime: Runtime,
-    /// Locked while the directory is read, so that a later reading is published later.
+    /// Locked while the directory is read, so that the results of readings are published in order.
     versions: Mutex<Versions>,
     published: watch::Sender<Arc<Networks>>,
 }
 
-/// The supported versions by plugin file: the directory is read often, and VERSION is a process.
+/// The supported versions for each plugin file, because the directory is read often, and each VERSION starts a
+/// process.
 type Versions = HashMap<PathBuf, KnownVersions>;
 
 #[derive(Debug)]
@@ -163,7 +164,7 @@ struct KnownVersions {
     versions: Vec<String>,
 }
 
-/// A file's metadata, which changes together with the content.
+/// A file's metadata, which changes whenever the content changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -176,7 +177,7 @@ struct Stamp {
 }
 
 impl Directory {
-    /// A directory that was not read yet. `default` is the configured default network.
+    /// A directory that has not been read yet. `default` is the configured default network.
     pub(crate) fn new(path: PathBuf, default: Option<String>, runtime: Runtime) -> Self {
         let published = watch::Sender::new(Arc::new(Networks::default()));
         Self { path, default, runtime, versions: Mutex::default(), published }
@@ -199,7 +200,7 @@ impl Directory {
         self.published.subscribe()
     }
 
-    /// Reads the directory, checks the plugins and publishes the networks. After an error, the networks of the last
+    /// Reads the directory, checks the plugins, and publishes the networks. If that fails, the networks of the last
     /// reading stay.
     pub(crate) fn sync(&self) -> Result<Arc<Networks>, LoadError> {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,15 +265,15 @@ impl Stamp {
     }
 }
 
-/// True for a name that begins with a dot: an editor's file, or one that is renamed when it is complete.
+/// True if the name begins with a dot, as for an editor's file, or for a file that is renamed when it is complete.
 pub(crate) fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."))
 }
 
-/// The network of a file; none if it was deleted.
+/// The network of a file. None if the file was deleted.
 fn read(path: &Path) -> Result<Option<Network>, LoadError> {
     let failed = |error| LoadError::Read { path: path.display().to_string(), error };
-    // Non-blocking: a FIFO must not stop the reading of the directory.
+    // Non-blocking, because a FIFO must not stop the reading of the directory.
     let file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed)?,
@@ -288,8 +289,8 @@ fn read(path: &Path) -> Result<Option<Network>, LoadError> {
     decode(path, bytes).map(Some)
 }
 
-/// Decodes the content of a configuration file, whose extension decides if it is a list. A list gets the plugins of
-/// the directory named after its network. A missing name is the file's name.
+/// Decodes the content of a configuration file, whose extension decides whether it is a list. A list is completed
+/// with the plugins in the directory named after its network. If there is no name, the file's name is used.
 ///
 /// # Errors
 /// [`LoadError`] if it is not a configuration, has no plugins, or the network's name is invalid.
@@ -298,7 +299,7 @@ pub fn decode(path: &Path, bytes: Vec<u8>) -> Result<Network, LoadError> {
     let Named { bytes, by_file } = with_name(path, bytes, is_list);
     let network = if is_list {
         let mut list = NetConfList::parse(&bytes).map_err(|error| config::wrong(path, error))?;
-        // The network has the file's name, which no directory can have.
+        // The network is named after the file, so no directory can have the network's name.
         list.load_only_inlined_plugins |= by_file;
         config::complete(list, bytes, path)?
     } else {
@@ -374,7 +375,7 @@ mod tests {
             .collect();
         assert_eq!(shown, ["no plugin configs found", "b", "a", "network \"b\" is in 10-b.conflist, too"]);
         assert_eq!(names(&Networks::choose(files(), Some("a"))).0, Some("a"));
-        // A configured default network that is missing is not replaced.
+        // If the configured default network is missing, no other network takes its place.
         assert_eq!(names(&Networks::choose(files(), Some("c"))), (None, vec!["a", "b"]));
         assert_eq!(names(&Networks::choose(Vec::new(), None)), (None, vec![]));
     }
@@ -452,7 +453,7 @@ mod tests {
         );
     }
 
-    /// A valid configuration in which one value is replaced, or bytes are changed.
+    /// A valid configuration in which one value has been replaced, or bytes have been changed.
     fn mutated() -> impl Strategy<Value = Vec<u8>> {
         let valid = json!({
             "name": "pods", "cniVersion": "1.0.0", "cniVersions": ["1.0.0"], "disableCheck": false,
@@ -496,7 +497,7 @@ mod tests {
                 prop_assert!(check_network(network.name()).is_ok());
                 prop_assert!(!network.list().plugins.is_empty());
                 prop_assert!(network.list().plugins.iter().all(|plugin| !kind(plugin).is_empty()));
-                // The cache stores the bytes: a DEL decodes them.
+                // The cache stores these bytes, so a DEL must be able to decode them.
                 let again = Network::from_bytes(network.bytes()).unwrap();
                 prop_assert_eq!(again.name(), network.name());
                 prop_assert_eq!(&again.list().plugins, &network.list().plugins);

@@ -31,7 +31,7 @@ pub enum PodError {
     /// A parameter is invalid.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The sandbox has an attachment already. Tear the pod down first.
+    /// The sandbox already has an attachment with this interface. Tear the pod down first.
     #[error("sandbox {sandbox} is attached to network {} as {ifname} already", text::quote(network))]
     Attached {
         /// The sandbox.
@@ -41,7 +41,7 @@ pub enum PodError {
         /// The interface.
         ifname: String,
     },
-    /// The sandbox has no such attachment, and no namespace is named in which it could be looked for.
+    /// The sandbox has no such attachment, and the pod names no namespace in which one could be looked for.
     #[error(
         "sandbox {sandbox} is not attached to network {}, as far as the cache knows",
         text::quote(network)
@@ -72,15 +72,15 @@ pub enum PodError {
         /// The reason.
         error: SandboxError,
     },
-    /// A failed set-up was undone, except for the attachments of these errors.
+    /// A failed set-up was undone, except for the attachments whose errors are given.
     #[error("{error}{}", lines("undo of the failed set-up: ", undo))]
     Undone {
         /// The error of the set-up.
         error: Box<PodError>,
-        /// The errors of the undo: something of the pod may be left.
+        /// The errors of the undo. Parts of the pod's network may be left.
         undo: Vec<PodError>,
     },
-    /// Several errors, printed one per line.
+    /// Several errors, which are printed one per line.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<PodError>),
     /// The locks or the cache cannot be used, or a plugin of an operation without a pod failed.
@@ -111,7 +111,7 @@ pub enum PodVerb {
 }
 
 impl PodVerb {
-    /// The words before the network.
+    /// The words of a message before the network.
     fn with(self, pod: &str) -> String {
         let preposition = match self {
             Self::Adding => "to",
@@ -158,7 +158,7 @@ fn lines(prefix: &str, errors: &[PodError]) -> String {
     errors.iter().map(|error| format!("\n{prefix}{error}")).collect()
 }
 
-/// Success for no error, the error itself for one.
+/// Turns no errors into success, one error into itself, and more into one error.
 pub(crate) fn several(mut errors: Vec<PodError>) -> Result<(), PodError> {
     match errors.len() {
         0 => Ok(()),

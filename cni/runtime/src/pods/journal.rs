@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The journal of pending attachments: what a set-up is about to make.
+//! The journal of pending attachments, which a set-up is about to make.
 //!
-//! A file for each sandbox, in `<cache directory>/pending`, written before the first plugin is called and deleted
-//! when every attachment is cached or undone. If the set-up is killed, a teardown of the pod, or GC, finds there
-//! what the cache does not have yet.
+//! There is a file for each sandbox in `<cache directory>/pending`. It is written before the first plugin is called,
+//! and deleted when every attachment is cached or undone. If the set-up is killed, a teardown of the pod or a GC
+//! finds in this file what the cache does not contain yet.
 
 use std::path::Path;
 
@@ -20,12 +20,12 @@ use crate::container::Container;
 use crate::error::NetworkError;
 use crate::network::Network;
 
-/// The largest file that is read, in bytes: several of the largest configurations.
+/// The largest file that is read, in bytes. Several of the largest configurations fit.
 const LIMIT: usize = 256 << 20;
 /// The form of the file.
 const KIND: &str = "slipwayPendingV1";
 
-/// An attachment of a pod: to be made, checked or removed.
+/// An attachment of a pod that is to be made, checked or removed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
     /// The network.
@@ -40,7 +40,7 @@ pub(crate) struct Journal {
     files: DurableDir,
 }
 
-/// A file that is not one of this journal's.
+/// Why a file does not belong to this journal.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InvalidFile {
     #[error(transparent)]
@@ -121,7 +121,7 @@ impl Planned {
 }
 
 impl Journal {
-    /// Opens the directory below a cache's; none if it is missing.
+    /// Opens the journal's directory below that of a cache. None if it is missing.
     pub(crate) fn open(cache: &Path) -> Result<Option<Self>, DirError> {
         match DurableDir::open(&cache.join(PENDING)) {
             Ok(files) => Ok(Some(Self { files })),
@@ -130,12 +130,12 @@ impl Journal {
         }
     }
 
-    /// Opens the directory below a cache's, and creates it if it is missing.
+    /// Opens the journal's directory below that of a cache, and creates it if it is missing.
     pub(crate) fn create(cache: &Path) -> Result<Self, DirError> {
         Ok(Self { files: DurableDir::create(&cache.join(PENDING), 0o700)? })
     }
 
-    /// Adds attachments of a sandbox. An earlier one of the same name is replaced.
+    /// Adds attachments of a sandbox. An earlier attachment with the same name is replaced.
     pub(crate) fn add(&self, sandbox: &str, planned: &[Planned]) -> Result<(), DirError> {
         let mut all = self.read(sandbox)?;
         all.retain(|one| !planned.iter().any(|new| new.is_same(one)));
@@ -173,7 +173,7 @@ impl Journal {
         Ok(all)
     }
 
-    /// Deletes old temporary files, which killed processes left.
+    /// Deletes old temporary files, which processes left when they were killed.
     pub(crate) fn sweep(&self) -> Result<(), DirError> {
         self.files.remove_stale_temporaries().map(drop)
     }
@@ -225,7 +225,7 @@ mod tests {
         journal.add("s1", &[pods.clone(), storage.clone()]).unwrap();
         assert_eq!(journal.read("s1").unwrap(), [pods.clone(), storage.clone()]);
         assert!(journal.read("s2").unwrap().is_empty());
-        // A second set-up replaces what has the same name.
+        // A second set-up replaces attachments that have the same names.
         let mut changed = pods.clone();
         changed.container.netns = "/run/netns/other".to_owned();
         journal.add("s1", std::slice::from_ref(&changed)).unwrap();

@@ -29,14 +29,14 @@ use crate::network::Network;
 use crate::verbs::GcScope;
 use crate::{asynchronous, config, runtime};
 
-/// The time limit of a plugin's VERSION, which holds up the reading of the directory.
+/// The time limit of a plugin's VERSION, because it delays the reading of the directory.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Sets up, tears down and checks pods. A clone is cheap.
 ///
 /// Operations on one sandbox are serialised, operations on different sandboxes run in parallel, and GC runs
-/// exclusively; the locks also work between processes. Dropping the future of an operation kills the running plugin
-/// and undoes nothing: cancel it with a [`Cancel`] token in the options instead.
+/// exclusively. The locks also work between processes. Dropping the future of an operation kills the running plugin
+/// but undoes nothing. To have the operation undone, cancel it with a [`Cancel`] token in the options instead.
 #[derive(Debug, Clone)]
 pub struct Manager {
     inner: Arc<Inner>,
@@ -87,32 +87,32 @@ pub struct Attached {
     pub result: AddResult,
 }
 
-/// The attachments of a pod.
+/// What was found of a pod's attachments.
 #[derive(Debug, Default)]
 struct Found {
-    /// Cached or pending.
+    /// Attachments that are cached or pending.
     known: Vec<Planned>,
-    /// Neither of them, with the configuration and parameters that a set-up would use.
+    /// Attachments that are neither, with the configuration and parameters that a set-up would use.
     unknown: Vec<Planned>,
     /// Errors for networks that are not even configured.
     missing: Vec<PodError>,
 }
 
 impl Builder {
-    /// Sets the configuration directory; [`config::DIRECTORY`] without it.
+    /// Sets the configuration directory. The default is [`config::DIRECTORY`].
     #[must_use]
     pub fn config_dir(self, directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), ..self }
     }
 
-    /// Sets the name of the default network, which then does not change: until its configuration is valid, there is
-    /// no default network. Without it, the default network is the first valid one.
+    /// Sets the name of the default network, which then does not change: as long as its configuration is not valid,
+    /// there is no default network. Without this setting, the default network is the first valid one.
     #[must_use]
     pub fn default_network(self, name: impl Into<String>) -> Self {
         Self { default: Some(name.into()), ..self }
     }
 
-    /// Sets further pairs for the `CNI_ARGS` of all pods; see [`parse_args`](super::parse_args).
+    /// Adds further pairs to the `CNI_ARGS` of all pods (see [`parse_args`](super::parse_args)).
     #[must_use]
     pub fn args(self, pairs: Vec<(String, String)>) -> Self {
         Self { args: pairs, ..self }
@@ -129,11 +129,11 @@ impl Builder {
         Manager { inner: Arc::new(Inner { directory, runtime, args, watcher }) }
     }
 
-    /// Creates the configuration directory, reads it and follows its changes and those of the plugin directories.
+    /// Creates the configuration directory, reads it, and follows its changes and those of the plugin directories.
     ///
     /// # Errors
-    /// [`PodError::Start`] if the directory or the thread cannot be created. A directory that cannot be read is
-    /// logged, and read again later.
+    /// [`PodError::Start`] if the directory or the thread cannot be created. If the directory cannot be read, this is
+    /// logged, and the directory is read again later.
     pub async fn start(self) -> Result<Manager, PodError> {
         let path = self.directory.clone();
         on_thread(move || {
@@ -144,8 +144,8 @@ impl Builder {
         self.watch().await
     }
 
-    /// Starts the manager as [`Self::start`] does, but makes no directory: for a program that only reads. A missing directory
-    /// is read when there is one.
+    /// Starts the manager like [`Self::start`] does, but does not create the directory, for a program that only
+    /// reads. A missing directory is read as soon as it exists.
     ///
     /// # Errors
     /// [`PodError::Start`] if the thread cannot be created.
@@ -154,7 +154,7 @@ impl Builder {
         let directory = Arc::clone(&manager.inner.directory);
         let failed = |action: String| move |error| PodError::Start { action, error };
         let watcher = on_thread(move || {
-            // The first reading ends before the first operation.
+            // The first reading must end before the first operation.
             if let Err(error) = directory.sync() {
                 log::warn!("{error}");
             }
@@ -176,8 +176,8 @@ impl Inner {
 }
 
 impl Manager {
-    /// Starts a manager whose plugin directories, cache and options are those of `runtime`. A failed ADD is undone,
-    /// and DEL continues after errors, whatever is set there.
+    /// Starts building a manager with the plugin directories, the cache and the options of `runtime`. Whatever is set
+    /// there, a failed ADD is undone, and DEL continues after errors.
     #[must_use]
     pub fn builder(runtime: runtime::Builder) -> Builder {
         Builder { runtime, directory: config::DIRECTORY.into(), default: None, args: Vec::new() }
@@ -189,7 +189,7 @@ impl Manager {
         self.inner.directory.networks()
     }
 
-    /// Gets the networks after each change.
+    /// Returns a receiver that gets the networks after each change.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<Networks>> {
         self.inner.directory.subscribe()
@@ -213,12 +213,12 @@ impl Manager {
         }
     }
 
-    /// Sets the loopback up and attaches the pod to its networks in order. If one fails, what was made is removed.
-    /// A network that is not known makes the manager read the configuration directory once.
+    /// Sets the loopback up and attaches the pod to its networks in order. If one attachment fails, those that were
+    /// made are removed. If a network is not known, the manager reads the configuration directory once more.
     ///
     /// # Errors
     /// [`PodError::Undone`] if an ADD failed; [`PodError::NoDefault`], [`PodError::NoNetwork`], [`PodError::Name`] or
-    /// [`PodError::Request`] if the pod cannot be attached; [`PodError::Attached`] if it is.
+    /// [`PodError::Request`] if the pod cannot be attached; [`PodError::Attached`] if it is already attached.
     pub async fn set_up(&self, pod: &Pod, options: &CallOptions) -> Result<Vec<Attached>, PodError> {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let planned = self.plan(pod).await?;
@@ -226,7 +226,7 @@ impl Manager {
         let held = Arc::new(lock_pod(&runtime, pod).await?);
         for cached in runtime.attachments(&pod.sandbox).await? {
             let ifname = cached.attachment.ifname();
-            // Another ADD would fail, and its undo would remove what is attached.
+            // A second ADD would fail, and undoing it would remove the existing attachment.
             if planned.iter().any(|planned| planned.container.ifname == ifname) {
                 let (sandbox, ifname) = (pod.sandbox.clone(), ifname.to_owned());
                 let network = cached.attachment.network().to_owned();
@@ -262,13 +262,14 @@ impl Manager {
         Ok(attached)
     }
 
-    /// Removes the attachments of the pod, with the cached configuration and parameters, else with those of a set-up
-    /// that was killed, else with those of the configuration directory: all cached and pending ones if the pod has no
-    /// networks, else those of its networks, by the network's name alone if no interface is named. Succeeds if they are
-    /// gone already, and for a network that is neither cached nor configured; both are logged. Continues after an error.
+    /// Removes attachments of the pod. If the pod names no networks, these are all cached and pending attachments;
+    /// otherwise those of its networks, found by the network's name alone if no interface is named. The configuration
+    /// and the parameters are those in the cache, or else those of a set-up that was killed, or else those in the
+    /// configuration directory. If the attachments are already gone, or a network is neither cached nor configured,
+    /// this is logged and counts as success. Continues after an error.
     ///
     /// # Errors
-    /// [`PodError::Network`] for a DEL that failed, [`PodError::Several`] for more.
+    /// [`PodError::Network`] if a DEL failed, [`PodError::Several`] if several did.
     pub async fn tear_down(&self, pod: &Pod, options: &CallOptions) -> Result<(), PodError> {
         check_container_id(&pod.sandbox).map_err(NetworkError::from)?;
         let runtime = self.inner.runtime.with(options.clone());
@@ -283,7 +284,8 @@ impl Manager {
                 "sandbox {id} is not attached to network {network} as {ifname}, as far as the cache knows"
             );
         }
-        // Plugins would take an interface that is cached for another network for the interface of a renamed network.
+        // If an interface is cached for another network, plugins would mistake it for that of a network that was
+        // renamed.
         let cached = runtime.attachments(&pod.sandbox).await?;
         let is_of_another = |one: &Planned| {
             let other = |found: &Cached| {
@@ -302,8 +304,9 @@ impl Manager {
         several(errors)
     }
 
-    /// Checks the loopback and the attachments of the pod, and returns their results: CHECK from version 0.4.0 on,
-    /// then the cached result, else the addresses in the namespace.
+    /// Checks the loopback and the attachments of the pod, and returns their results. For each attachment, CHECK is
+    /// called if the version is 0.4.0 or later. The result is the cached one, or else has the addresses in the
+    /// namespace.
     ///
     /// # Errors
     /// [`PodError::Network`] for the first CHECK that fails; [`PodError::Sandbox`] if the loopback is down, or the
@@ -323,7 +326,7 @@ impl Manager {
         if let Some(error) = missing.into_iter().next() {
             return Err(error);
         }
-        // Without a namespace there is nothing to look at.
+        // Without a namespace, nothing can be inspected.
         if let Some(Planned { network, .. }) = unknown.first().filter(|one| one.container.netns.is_empty()) {
             let (sandbox, network) = (pod.sandbox.clone(), network.name().to_owned());
             return Err(PodError::NotAttached { sandbox, network });
@@ -353,8 +356,8 @@ impl Manager {
         Ok(attached)
     }
 
-    /// Succeeds if the next pod can be attached to the default network: the network exists, and STATUS of its plugins
-    /// succeeds.
+    /// Succeeds if the next pod can be attached to the default network, which means that the network exists and
+    /// STATUS of its plugins succeeds.
     ///
     /// # Errors
     /// [`PodError::NoDefault`], or [`PodError::Runtime`] with the plugin's error.
@@ -367,13 +370,15 @@ impl Manager {
         Ok(self.inner.runtime.with(options.clone()).status(network).await?)
     }
 
-    /// Removes the cached and pending attachments that belong to none of the valid pods, then calls GC of every
-    /// network. No other operation runs concurrently.
+    /// Removes the cached and pending attachments that belong to none of the valid pods, and then calls GC of every
+    /// network. No other operation runs at the same time.
     ///
-    /// Of a valid pod, the attachments of its networks and all cached and pending ones of its sandbox are kept.
+    /// For a valid pod, the attachments of its networks and all cached and pending attachments of its sandbox are
+    /// kept.
     ///
     /// # Errors
-    /// [`PodError::Several`] if several DELs or GCs fail; else the only error, of one of them, the locks or the cache.
+    /// [`PodError::Several`] if several DELs or GCs fail; otherwise the only error, from one of these, the locks or
+    /// the cache.
     pub async fn gc(&self, valid: &[Pod], options: &CallOptions) -> Result<(), PodError> {
         let networks = self.resync().await?;
         let runtime = self.inner.runtime.with(options.clone());
@@ -389,7 +394,7 @@ impl Manager {
             keep.extend(of_pod.map(|one| one.attachment.clone()));
             keep.extend(requested(pod, &networks)?);
         }
-        // For networks that are no longer configured, the latest cached configuration.
+        // For networks that are no longer configured, the latest cached configuration is used.
         let mut all: BTreeMap<String, Network> =
             cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
         all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
@@ -422,7 +427,7 @@ impl Manager {
         several(errors)
     }
 
-    /// All cached attachments in the order of their ADDs. Files that cannot be used are left out, and logged.
+    /// All cached attachments in the order of their ADDs. Files that cannot be used are logged and left out.
     ///
     /// # Errors
     /// [`PodError::Runtime`] if the cache cannot be listed.
@@ -438,12 +443,14 @@ impl Manager {
         Ok(self.inner.runtime.blocking(move |store| read(&store.cache)).await?)
     }
 
-    /// The attachments of set-ups that run or were killed, which are not cached. A teardown and GC remove them.
+    /// The attachments of set-ups that are running or were killed, as far as they are not cached. A teardown and a GC
+    /// remove them.
     ///
     /// # Errors
     /// [`PodError::Runtime`] if the files cannot be listed.
     pub async fn pending(&self) -> Result<Vec<Planned>, PodError> {
-        // Read before the cache: an attachment that is made concurrently is then in one of them.
+        // The pending attachments are read before the cache, so an attachment that is made concurrently is in one of
+        // the two.
         let mut pending = self.noted().await?;
         if !pending.is_empty() {
             let cached = self.attachments().await?;
@@ -452,7 +459,7 @@ impl Manager {
         Ok(pending)
     }
 
-    /// The attachments of set-ups that run or were killed, cached or not.
+    /// The attachments of set-ups that are running or were killed, whether cached or not.
     async fn noted(&self) -> Result<Vec<Planned>, PodError> {
         let noted = self.inner.runtime.blocking(|store| match Journal::open(&store.cache)? {
             Some(journal) => Ok(journal.all()?),
@@ -504,7 +511,7 @@ impl Manager {
             let matching: Vec<&Planned> =
                 known.iter().filter(|one| is_requested(one, attach, &ifname)).collect();
             if !matching.is_empty() {
-                // An attachment that two of the pod's networks refer to is found once.
+                // If two of the pod's networks refer to the same attachment, it must be found only once.
                 let new = matching.into_iter().filter(|one| !found.known.contains(one)).cloned();
                 let new: Vec<Planned> = new.collect();
                 found.known.extend(new);
@@ -568,7 +575,7 @@ impl Manager {
         errors
     }
 
-    /// Deletes the lock file of a sandbox without attachments.
+    /// Deletes the lock file of a sandbox that has no attachments.
     async fn forget(&self, runtime: &asynchronous::Runtime, pod: &Pod, held: &Held) {
         match runtime.attachments(&pod.sandbox).await {
             Ok(left) if left.is_empty() => held.forget_container(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What a pod's request means: networks, names of interfaces, and attachments that exist already.
+//! Interprets a pod's request: its networks, the names of its interfaces, and attachments that already exist.
 
 use cni_spec::Attachment;
 
@@ -14,10 +14,10 @@ use crate::container::Container;
 use crate::error::NetworkError;
 use crate::network::Network;
 
-/// The name of the default network in messages while there is none.
+/// The name in messages for the default network while there is none.
 const DEFAULT: &str = "default";
 
-/// The networks of a pod: the default one if it has none.
+/// The networks of a pod, or the default network if the pod names none.
 pub(super) fn attachments_of(pod: &Pod) -> Vec<Attach> {
     if pod.networks.is_empty() { vec![Attach::default()] } else { pod.networks.clone() }
 }
@@ -41,7 +41,7 @@ pub(super) fn names(attachments: &[Attach], networks: &Networks) -> Result<Vec<S
     Ok(interface_names(&wanted)?)
 }
 
-/// The attachments that a pod requests, of networks that exist.
+/// The attachments that a pod requests. All their networks must exist.
 pub(super) fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment>, PodError> {
     let attachments = attachments_of(pod);
     let ifnames = names(&attachments, networks)?;
@@ -55,13 +55,13 @@ pub(super) fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment
     Ok(all)
 }
 
-/// True if this known attachment is the one that the pod requests: of the network, and of the interface if the request names
-/// one. `ifname` is the interface that a set-up would use.
+/// True if this known attachment is the one that the pod requests: it has the same network and, if the request names
+/// an interface, the same interface. `ifname` is the interface that a set-up would use.
 pub(super) fn is_requested(known: &Planned, attach: &Attach, ifname: &str) -> bool {
     let has_ifname = known.container.ifname == ifname;
     match &attach.network {
         Some(network) => network == known.network.name() && (attach.ifname.is_none() || has_ifname),
-        // The default network may have been a different one at the ADD.
+        // The default network may have been a different one at the time of the ADD.
         None => has_ifname,
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use cni_spec::text;
 
-/// The number of names that are tried: `eth0` to `eth9999`.
+/// How many names are tried: `eth0` to `eth9999`.
 const CANDIDATES: u32 = 10_000;
 
 /// A network of a pod, with the interface that the pod requests for it.
@@ -14,7 +14,7 @@ const CANDIDATES: u32 = 10_000;
 pub struct Wanted<'a> {
     /// The network's name, for messages.
     pub network: &'a str,
-    /// The interface's name; none for the first free one.
+    /// The interface's name, or none for the first free one.
     pub ifname: Option<&'a str>,
 }
 
@@ -33,16 +33,16 @@ pub enum NameError {
         /// The interface.
         ifname: String,
     },
-    /// All names are assigned.
+    /// All names are taken.
     #[error("failed to find free interface name for network {}", text::quote(.0))]
     NoneFree(String),
 }
 
-/// The interface of each network: the requested name, else the first of `eth0` to `eth9999` that no network of
-/// the pod has.
+/// The interface for each network: the requested name, or else the first of `eth0` to `eth9999` that no other network
+/// of the pod has.
 ///
 /// # Errors
-/// [`NameError::Assigned`] if two networks request one name; [`NameError::NoneFree`].
+/// [`NameError::Assigned`] if two networks request the same name; [`NameError::NoneFree`].
 pub fn interface_names(networks: &[Wanted<'_>]) -> Result<Vec<String>, NameError> {
     let mut assigned: BTreeSet<String> = BTreeSet::new();
     for Wanted { network, ifname } in networks {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A pod, and what plugins get of it: `CNI_ARGS` and capability arguments.
+//! A pod, and what plugins learn about it: `CNI_ARGS` and capability arguments.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ use crate::rates::KUBELET_BURST;
 pub const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
 /// The annotation with the rate of traffic out of the pod, in bits per second.
 pub const EGRESS_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
-/// The capability for a pod's annotations.
+/// The capability by which plugins get a pod's annotations.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// The limits of Kubernetes for these annotations, in bits per second.
+/// The limits that Kubernetes sets for these annotations, in bits per second.
 const RATES: std::ops::RangeInclusive<i64> = 1_000..=1_000_000_000_000_000;
 
-/// A pod: the container that holds its network namespace, and the networks that it is to be attached to.
+/// A pod: the container that holds its network namespace, and the networks to which it will be attached.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pod {
     /// Namespace in Kubernetes.
@@ -33,9 +33,9 @@ pub struct Pod {
     pub uid: String,
     /// ID of the sandbox, `CNI_CONTAINERID`.
     pub sandbox: String,
-    /// Path of the network namespace; empty if it is gone.
+    /// Path of the network namespace, or empty if the namespace is gone.
     pub netns: String,
-    /// The networks; none is the same as [`Attach::default`], except that [`Manager::tear_down`] and
+    /// The networks. An empty list means [`Attach::default`], except that [`Manager::tear_down`] and
     /// [`Manager::status`] then use all cached attachments of the sandbox.
     ///
     /// [`Manager::tear_down`]: super::Manager::tear_down
@@ -46,9 +46,9 @@ pub struct Pod {
 /// A network of a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Attach {
-    /// The network's name; none for the default network.
+    /// The network's name, or none for the default network.
     pub network: Option<String>,
-    /// The interface's name; none for the first free one.
+    /// The interface's name, or none for the first free one.
     pub ifname: Option<String>,
     /// The parameters for the plugins of this network.
     pub parameters: Parameters,
@@ -63,9 +63,9 @@ pub struct Parameters {
     pub mac: Option<Mac>,
     /// Ports to publish on the host.
     pub port_mappings: Vec<PortMapping>,
-    /// Limits of the traffic; none for those of the annotations.
+    /// Limits of the traffic. If none, those of the annotations apply.
     pub bandwidth: Option<Bandwidth>,
-    /// Ranges to allocate from, one set per address.
+    /// Ranges from which to allocate, one set per address.
     pub ip_ranges: Vec<Vec<IpRange>>,
     /// Further names of the pod.
     pub aliases: Vec<String>,
@@ -78,7 +78,7 @@ pub struct Parameters {
 /// An invalid parameter of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A value would change other pairs of `CNI_ARGS`.
+    /// A value contains characters that would change other pairs of `CNI_ARGS`.
     #[error("{key} cannot be passed in CNI_ARGS: {} contains ; or =", text::quote(value))]
     Arg {
         /// The key.
@@ -115,7 +115,7 @@ impl Pod {
         format!("{}_{}", self.namespace, self.name)
     }
 
-    /// The container of an attachment. `extra` are pairs for `CNI_ARGS`, see [`parse_args`].
+    /// The container for an attachment. `extra` are additional pairs for `CNI_ARGS`, see [`parse_args`].
     ///
     /// # Errors
     /// [`RequestError`] for the first invalid parameter.
@@ -157,7 +157,7 @@ impl Attach {
 }
 
 impl Parameters {
-    /// The arguments by capability. Empty parameters are left out.
+    /// The arguments of each capability. Empty parameters are left out.
     ///
     /// # Errors
     /// [`RequestError`] if a bandwidth annotation is invalid.
@@ -194,7 +194,7 @@ impl Parameters {
         Ok(all)
     }
 
-    /// The limits of the traffic: `bandwidth`, else those of the annotations, with kubelet's burst.
+    /// The limits of the traffic: those in `bandwidth`, or else those of the annotations, with kubelet's burst.
     ///
     /// # Errors
     /// [`RequestError`] if an annotation is not a quantity from 1k to 1P.
@@ -249,7 +249,7 @@ fn ip_range(range: &IpRange) -> Value {
     value
 }
 
-/// The pairs of a `CNI_ARGS`, such as that of the caller's environment. Parts without `=` are left out.
+/// Parses the pairs of a `CNI_ARGS`, such as that in the caller's environment. Parts without `=` are left out.
 #[must_use]
 pub fn parse_args(text: &str) -> Vec<(String, String)> {
     let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     proptest! {
-        /// Plugins decode the arguments, or the request is refused.
+        /// Either the request is refused, or plugins can decode the arguments.
         #[test]
         fn plugins_can_decode_any_request(
             names in prop::array::uniform4("\\PC{0,12}|[a-z0-9-]{1,20}"),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A pod's network namespace over netlink: the loopback, and interfaces whose result is not cached.
+//! Inspects and changes a pod's network namespace over netlink: the loopback, and interfaces whose result is not
+//! cached.
 
 use std::path::Path;
 
@@ -12,11 +13,11 @@ use super::error::SandboxError;
 
 const LOOPBACK: &str = "lo";
 
-/// The state of the loopback before [`loopback_up`].
+/// The state in which the loopback was before [`loopback_up`].
 #[derive(Debug)]
 pub(crate) enum Loopback {
     Up,
-    /// Down, with these addresses: the kernel adds 127.0.0.1 to a loopback that is set up.
+    /// The loopback was down and had these addresses. When a loopback is set up, the kernel adds 127.0.0.1 to it.
     Down(Vec<Address>),
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn check_loopback(netns: &str) -> Result<(), SandboxError> {
     if open(netns)?.link(LOOPBACK)?.up { Ok(()) } else { Err(SandboxError::LoopbackDown(netns.to_owned())) }
 }
 
-/// The addresses and the Ethernet address of an interface as a result. Blocks.
+/// The addresses and the Ethernet address of an interface, in the form of a result. Blocks.
 pub(crate) fn read_back(netns: &str, ifname: &str) -> Result<AddResult, SandboxError> {
     let socket = open(netns)?;
     let link = socket.link(ifname)?;

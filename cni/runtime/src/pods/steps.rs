@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The steps of the manager's operations: DEL, the sandbox's lock, changes of files, and work on threads.
+//! Steps of the manager's operations: DEL, the sandbox's lock, changes of files, and work on threads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) fn of_network(verb: PodVerb, pod: &Pod, network: &Network, error: Net
     }
 }
 
-/// DEL of attachments, the last one first. Returns the errors.
+/// Calls DEL for attachments, beginning with the last one. Returns the errors.
 pub(super) async fn remove(runtime: &asynchronous::Runtime, pod: &Pod, planned: &[Planned]) -> Vec<PodError> {
     let mut errors = Vec::new();
     for Planned { network, container } in planned.iter().rev() {
@@ -36,8 +36,8 @@ pub(super) async fn remove(runtime: &asynchronous::Runtime, pod: &Pod, planned: 
     errors
 }
 
-/// Deletes the note of attachments that are cached or removed. A failure is logged: what is noted and cached counts
-/// as cached, and another DEL changes nothing.
+/// Deletes the journal's entries for attachments that are cached or removed. A failure is only logged, because an
+/// attachment that is also cached counts as cached, and another DEL changes nothing.
 pub(super) async fn settled(
     runtime: &asynchronous::Runtime,
     held: &Arc<Held>,
@@ -54,7 +54,8 @@ pub(super) async fn settled(
     }
 }
 
-/// Changes files in the cache's directory on a thread, which outlives a dropped future and holds the lock to the end.
+/// Changes files in the cache's directory on a thread. The thread outlives the future if that is dropped, and holds
+/// the lock until it ends.
 pub(super) async fn on_files(
     runtime: &asynchronous::Runtime,
     held: &Arc<Held>,

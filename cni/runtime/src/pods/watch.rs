@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Follows the changes of the configuration and plugin directories with inotify(7), on a thread.
+//! Follows changes of the configuration and plugin directories with inotify(7), on a thread.
 //!
-//! Each reading of the directory is preceded by new watches, so that no change is missed between the two: also after
-//! a queue overflow, or when a directory is removed and created again. Where inotify does not work, as with some
-//! network file systems, a reading every [`INTERVAL`] finds the change.
+//! New watches are added before each reading of the directory, so that no change in between is missed, even after a
+//! queue overflow, or if a directory is removed and created again. Where inotify does not work, as with some network
+//! file systems, the change is found by reading the directory every [`INTERVAL`].
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd as _;
@@ -22,12 +22,12 @@ use crate::config::{LIST, SINGLE};
 use crate::exec::Cancel;
 use crate::network::Network;
 
-/// The time after which the directory is read without an event.
+/// The time after which the directory is read even without an event.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
-/// The time between an event and the reading: a file that was just created is not complete.
+/// The time between an event and the reading, because a file that has just been created is not complete yet.
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// Starts the thread. It ends when `stop` is cancelled.
+/// Starts the thread, which ends when `stop` is cancelled.
 pub(crate) fn start(directory: Arc<Directory>, stop: Cancel) -> std::io::Result<JoinHandle<()>> {
     let name = "cni-config".to_owned();
     std::thread::Builder::new().name(name).spawn(move || follow(&directory, &stop))
@@ -40,7 +40,7 @@ fn follow(directory: &Directory, stop: &Cancel) {
         if let Err(error) = directory.sync() {
             log::warn!("{error}");
         }
-        // The reading may have found networks with a directory of their own.
+        // The reading may have found networks that have directories of their own.
         if self::targets(directory) != targets {
             continue;
         }
@@ -56,14 +56,14 @@ struct Target {
     content: Content,
 }
 
-/// The part of a directory's content that matters.
+/// What matters in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Content {
-    /// Configurations.
+    /// Configuration files.
     Configurations,
-    /// All visible files.
+    /// All files that are not hidden.
     Files,
-    /// An entry on the path of a missing directory.
+    /// The next directory on the path to a directory that is missing.
     Entry(OsString),
 }
 
@@ -73,7 +73,7 @@ impl Content {
         match self {
             Self::Configurations => {
                 let extension = path.extension();
-                // Without extension: the directory of a network.
+                // A name without an extension may be the directory of a network.
                 !is_hidden(path)
                     && extension.is_none_or(|end| end == LIST || SINGLE.iter().any(|single| end == *single))
             }
@@ -84,7 +84,7 @@ impl Content {
 }
 
 /// The directories to watch: that of the configurations, those of networks with files of their own, and those of the
-/// plugins; for a missing one its closest parent that exists.
+/// plugins. If a directory is missing, its closest existing parent is watched instead.
 fn targets(directory: &Directory) -> Vec<Target> {
     let networks = directory.networks();
     let folders = networks.all().map(Network::name).map(|name| directory.path().join(name));
@@ -111,10 +111,10 @@ fn existing(path: &Path, content: Content) -> Target {
     }
 }
 
-/// An inotify instance with its watches; none where the system has none left.
+/// An inotify instance with its watches. None if the system has no instance left.
 struct Watches<'a> {
     inotify: Option<Inotify>,
-    /// Two targets may be one directory, with one descriptor.
+    /// Two targets may be the same directory, which then has one descriptor.
     watched: Vec<(WatchDescriptor, &'a Target)>,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Watches<'a> {
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM
             | AddWatchFlags::IN_MOVED_TO
-            // A plugin that becomes executable changes its attributes.
+            // When a plugin is made executable, its attributes change.
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF
@@ -146,7 +146,7 @@ impl<'a> Watches<'a> {
         Self { inotify, watched }
     }
 
-    /// Waits for a change, until a time or until `stop` is cancelled.
+    /// Waits for a change, until the given time or until `stop` is cancelled.
     fn wait(&self, stop: &Cancel, until: Instant) {
         let Some(inotify) = &self.inotify else { return rest(stop, until - Instant::now()) };
         while !stop.is_cancelled() {
@@ -174,15 +174,15 @@ impl<'a> Watches<'a> {
         }
     }
 
-    /// True for a change of a file that matters, and for anything that concerns the watches themselves: an overflow,
-    /// or a directory that was removed, moved or unmounted.
+    /// True for a change of a file that matters, and for everything that concerns the watches themselves: an
+    /// overflow, or a directory that was removed, moved or unmounted.
     fn matters(&self, event: &InotifyEvent) -> bool {
         let Some(name) = &event.name else { return !event.mask.contains(AddWatchFlags::IN_ATTRIB) };
         self.watched.iter().any(|(descriptor, target)| *descriptor == event.wd && target.content.has(name))
     }
 }
 
-/// Waits for a time, or until `stop` is cancelled.
+/// Waits for the given time, or until `stop` is cancelled.
 fn rest(stop: &Cancel, time: Duration) {
     let mut fds = [PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
     if let Err(errno) = poll(&mut fds, timeout(time)) {
@@ -190,7 +190,7 @@ fn rest(stop: &Cancel, time: Duration) {
     }
 }
 
-/// Rounded up, because a wait that ends early would be repeated without a pause.
+/// Rounds up, because a wait that ends too early would be repeated without a pause.
 fn timeout(time: Duration) -> PollTimeout {
     PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
 }

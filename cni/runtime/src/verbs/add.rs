@@ -10,17 +10,17 @@ use crate::container::Container;
 use crate::error::{CallError, NetworkError};
 use crate::network::Network;
 
-/// ADD of every plugin in order, each with the result of the previous one.
+/// Calls ADD of every plugin in order, each with the result of the previous one.
 ///
-/// The first failure ends the operation. With [`Add::undo`], DEL of the plugins that were called follows, in
-/// reverse order.
+/// The first failure ends the operation. With [`Add::undo`], DEL of the plugins that were called follows, in reverse
+/// order.
 #[derive(Debug)]
 pub struct Add<'a> {
     caller: Caller<'a>,
     undo: bool,
-    /// True if the container had an interface of this name before.
+    /// True if the container already had an interface with this name.
     had_interface: bool,
-    /// The number of plugins that were called and found.
+    /// The number of plugins that were found and called.
     called: usize,
     result: Option<AddResult>,
     undoing: Option<Undoing<'a>>,
@@ -40,21 +40,21 @@ impl<'a> Add<'a> {
         Self { caller, undo: false, had_interface: false, called: 0, result: None, undoing: None }
     }
 
-    /// Calls DEL after a failure. The error is [`NetworkError::Undone`] then.
+    /// Calls DEL after a failure. The error is then [`NetworkError::Undone`].
     #[must_use]
     pub fn undo(self, undo: bool) -> Self {
         Self { undo, ..self }
     }
 
-    /// Tells that the container has an interface of this name already. If the first plugin then fails, the interface and
-    /// all that goes with it belong to an earlier ADD, and nothing is undone.
+    /// Says whether the container already has an interface with this name. If it has and the first plugin fails, the
+    /// interface and everything that goes with it belong to an earlier ADD, and nothing is undone.
     #[must_use]
     pub fn had_interface(self, had_interface: bool) -> Self {
         Self { had_interface, ..self }
     }
 
-    /// Ends the operation with an error of the driver's, after the plugins succeeded: the result could not be
-    /// cached. Undoes the ADD as after the failure of a plugin.
+    /// Ends the operation with an error of the driver after the plugins have succeeded, for instance because the
+    /// result could not be cached. The ADD is undone like after the failure of a plugin.
     pub fn fail(&mut self, error: NetworkError) -> Step<AddResult> {
         let made_nothing = self.called == 0 || (self.had_interface && self.result.is_none());
         if !self.undo || made_nothing {
@@ -87,7 +87,7 @@ impl<'a> Add<'a> {
         let network = self.caller.network;
         let Some(plugin) = self.caller.plugins().get(self.called) else { return Ok(()) };
         let failed = |error| network.failed(plugin, "add", error);
-        // A plugin that was not found has not run: there is nothing to undo.
+        // A plugin that was not found has not run, so it has nothing to undo.
         if !matches!(outcome, Err(CallError::NotFound(_))) {
             self.called += 1;
         }

@@ -9,7 +9,7 @@ use super::{Caller, Command, Outcome, Step, Verb};
 use crate::container::Container;
 use crate::network::Network;
 
-/// CHECK of every plugin in order, each with the result of the ADD. The first failure ends the operation.
+/// Calls CHECK of every plugin in order, each with the result of the ADD. The first failure ends the operation.
 #[derive(Debug)]
 pub struct Check<'a> {
     caller: Caller<'a>,

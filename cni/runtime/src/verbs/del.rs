@@ -11,14 +11,14 @@ use crate::container::Container;
 use crate::error::{CallError, NetworkError, several};
 use crate::network::Network;
 
-/// DEL of every plugin in reverse order, each with the result of the ADD.
+/// Calls DEL of every plugin in reverse order, each with the result of the ADD.
 ///
 /// The first failure ends the operation, as in libcni, unless [`Del::keep_going`] is set.
 #[derive(Debug)]
 pub struct Del<'a> {
     caller: Caller<'a>,
     keep_going: bool,
-    /// The plugins to call yet; the last one first.
+    /// The plugins that are still to be called, beginning with the last one.
     left: Range<usize>,
     /// The plugin that is being called.
     current: usize,
@@ -42,7 +42,7 @@ impl<'a> Del<'a> {
         Self { caller, keep_going: false, left, current: 0, result, errors: Vec::new() }
     }
 
-    /// DEL of some plugins of a network, to undo an ADD.
+    /// DEL for some of a network's plugins, to undo an ADD.
     pub(super) fn of_part(caller: Caller<'a>, left: Range<usize>, result: Option<AddResult>) -> Self {
         let result = result.filter(|_| Self::takes_result(caller.network));
         Self { caller, keep_going: true, left, current: 0, result, errors: Vec::new() }
@@ -54,7 +54,7 @@ impl<'a> Del<'a> {
         Self { keep_going, ..self }
     }
 
-    /// True if plugins get the result of the ADD: from version 0.4.0 on.
+    /// True if plugins get the result of the ADD, which they do from version 0.4.0 on.
     #[must_use]
     pub fn takes_result(network: &Network) -> bool {
         !network.is_older(Version::V0_4_0)

@@ -9,14 +9,15 @@ use super::{Caller, Command, Outcome, Step, Verb};
 use crate::error::{CallError, NetworkError, several};
 use crate::network::{Network, kind};
 
-/// The attachments that GC considers stale.
+/// Which attachments GC considers stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcScope<'a> {
-    /// All attachments of the network that are not in the list; with an empty list all of the network.
+    /// All attachments of the network that are not in the list. If the list is empty, all attachments of the network.
     AllBut(&'a [Attachment]),
-    /// No attachment, because there is no list. Plugins get no list either, and remove only what they know to be stale.
+    /// No attachment, because there is no list. Plugins get no list either, and remove only what they know to be
+    /// stale.
     NoList,
-    /// The attachments in the cache; plugins get no list. This is libcni's GC without arguments.
+    /// All attachments in the cache. Plugins get no list. This is libcni's GC without arguments.
     Cached,
 }
 
@@ -41,8 +42,8 @@ impl<'a> GcScope<'a> {
     }
 }
 
-/// GC of every plugin in order, from version 1.1.0 on. A failure does not end the operation; all errors are
-/// reported. The DELs of stale attachments in the cache come before it, and belong to the driver.
+/// Calls GC of every plugin in order, from version 1.1.0 on. A failure does not end the operation, and all errors are
+/// reported. The driver must already have called DEL for stale attachments in the cache.
 #[derive(Debug)]
 pub struct Gc<'a> {
     caller: Caller<'a>,
@@ -52,7 +53,7 @@ pub struct Gc<'a> {
 }
 
 impl<'a> Gc<'a> {
-    /// GC of a network. `path` are the plugin directories, `errors` are those of the DELs before.
+    /// GC of a network. `path` are the plugin directories, and `errors` are those of the preceding DELs.
     #[must_use]
     pub fn new(
         network: &'a Network,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The operations on a network as state machines without input and output.
+//! The operations on a network, as state machines without input and output.
 //!
-//! A machine gets the outcome of the last call and returns the next call, or the operation's result. Finding
-//! the plugin's file, running it, time limits, locks and the cache belong to the driver:
-//! [`Runtime`](crate::Runtime), the asynchronous one, or the caller's own.
+//! A machine gets the outcome of the last call, and returns the next call or the operation's result. Finding the
+//! plugin's file, running it, time limits, locks and the cache are left to the driver: [`Runtime`](crate::Runtime),
+//! the asynchronous one, or the caller's own.
 //!
 //! ```
 //! use cni_runtime::verbs::{Status, Step, Verb};
@@ -56,7 +56,7 @@ pub enum Command {
     Del,
     /// Compares an attachment with its ADD.
     Check,
-    /// Removes what does not belong to a valid attachment.
+    /// Removes everything that does not belong to a valid attachment.
     Gc,
     /// Reports whether an ADD can succeed.
     Status,
@@ -99,13 +99,13 @@ impl fmt::Display for Command {
 pub struct PluginCall {
     /// The plugin's type: the name of its file.
     pub plugin: String,
-    /// The command, which the environment has as well.
+    /// The command, which is also in the environment.
     pub command: Command,
-    /// Variables to add to the environment: all six of the specification, including empty ones.
+    /// Variables to add to the environment: all six of the specification, even those that are empty.
     pub env: Vec<(String, OsString)>,
     /// The configuration for standard input.
     pub stdin: Vec<u8>,
-    /// True if the call undoes a failed ADD. It is made even if the operation has been cancelled.
+    /// True if the call undoes a failed ADD. Such a call is made even if the operation has been cancelled.
     pub undo: bool,
 }
 
@@ -134,8 +134,8 @@ pub trait Verb {
     /// The result of the operation.
     type Output;
 
-    /// The next step. `last` is the outcome of the last call; none at the start. After [`Step::Done`] the
-    /// machine is not to be used again.
+    /// Returns the next step. `last` is the outcome of the last call, or none at the start. After [`Step::Done`], the
+    /// machine must not be used again.
     fn next(&mut self, last: Option<Outcome>) -> Step<Self::Output>;
 }
 
@@ -186,7 +186,7 @@ fn joined(path: &[PathBuf]) -> OsString {
     std::env::join_paths(path).unwrap_or_default()
 }
 
-/// All six variables, including empty ones: this process's environment may have others.
+/// All six variables, even empty ones, because this process's environment may have other values.
 fn environment(command: Command, container: &Container, path: &OsString) -> Vec<(String, OsString)> {
     let Container { id, netns, ifname, args, .. } = container;
     let args: Vec<String> = args.iter().map(|(key, value)| format!("{key}={value}")).collect();

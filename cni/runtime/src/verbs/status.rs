@@ -8,8 +8,8 @@ use serde_json::Map;
 use super::{Caller, Command, Outcome, Step, Verb};
 use crate::network::Network;
 
-/// STATUS of every plugin in order. The first failure ends the operation. Succeeds without calls before version
-/// 1.1.0, which introduced STATUS.
+/// Calls STATUS of every plugin in order. The first failure ends the operation. Before version 1.1.0, which
+/// introduced STATUS, this succeeds without calls.
 #[derive(Debug)]
 pub struct Status<'a> {
     caller: Caller<'a>,

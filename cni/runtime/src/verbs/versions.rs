@@ -10,8 +10,8 @@ use crate::container::Container;
 use crate::error::{CallError, NetworkError, several};
 use crate::network::{Network, kind};
 
-/// VERSION of a plugin. The result is the list of versions that it supports; 0.1.0 if it does not have the
-/// command.
+/// Calls VERSION of a plugin. The result is the list of versions that the plugin supports, or 0.1.0 if the plugin
+/// does not have the command.
 #[derive(Debug)]
 pub struct Versions {
     plugin: String,
@@ -37,8 +37,8 @@ impl Verb for Versions {
     }
 }
 
-/// VERSION of every plugin of a network: all must exist and support the network's version. All errors are
-/// reported.
+/// Calls VERSION of every plugin of a network. All plugins must exist and support the network's version. All errors
+/// are reported.
 #[derive(Debug)]
 pub struct Validate<'a> {
     network: &'a Network,
@@ -84,7 +84,7 @@ impl Verb for Validate<'_> {
 }
 
 fn call(plugin: &str, path: &[PathBuf]) -> PluginCall {
-    // A plugin of 0.1.0 must not fail because of a missing variable.
+    // A plugin of version 0.1.0 must not fail because a variable is missing.
     let dummy = Container::new("dummy", "dummy").netns("dummy");
     let newest = Version::ALL.last().map_or("", |version| version.as_str());
     PluginCall {
@@ -116,7 +116,7 @@ pub(crate) fn decode(output: &[u8]) -> Result<Vec<String>, CniError> {
         Some(list) if !list.is_empty() => {
             Ok(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
         }
-        // In 0.2.0 the reply had no list.
+        // In version 0.2.0, the reply had no list.
         _ if version == "0.2.0" => Ok(vec!["0.1.0".to_owned(), "0.2.0".to_owned()]),
         _ => Err(failed("missing field supportedVersions")),
     }
