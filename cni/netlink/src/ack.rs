@@ -19,18 +19,18 @@ const CODE_LEN: usize = 4;
 pub struct Ack {
     /// The message's sequence number.
     pub sequence: u32,
-    /// None for success.
+    /// None if the message succeeded.
     pub refusal: Option<Refusal>,
 }
 
 impl Ack {
-    /// Decodes an acknowledgement; none for any other message.
+    /// Decodes an acknowledgement. None for any other message.
     pub(crate) fn read(header: Header, payload: &[u8]) -> Option<Self> {
         (header.kind == ERROR).then(|| Self { sequence: header.sequence, refusal: refusal(header, payload) })
     }
 }
 
-/// The refusal in an error or at the end of a dump; none for success. The end of some dumps has no code.
+/// The refusal in an error or at the end of a dump. None for success. The end of some dumps has no error code.
 pub(crate) fn refusal(header: Header, payload: &[u8]) -> Option<Refusal> {
     let code = payload.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     (code != 0).then(|| Refusal {
@@ -39,8 +39,8 @@ pub(crate) fn refusal(header: Header, payload: &[u8]) -> Option<Refusal> {
     })
 }
 
-/// The kernel's text. An error has the code, the header of the request, unless capped the rest of the request, and then
-/// attributes (`struct nlmsgerr`); the end of a dump has only code and attributes.
+/// The kernel's text. An error contains the code, the header of the request, the rest of the request unless the error
+/// is capped, and then attributes (`struct nlmsgerr`). The end of a dump contains only the code and attributes.
 fn hint(header: Header, payload: &[u8]) -> Option<String> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     if header.flags & flag::ACK_TLVS == 0 {
@@ -71,7 +71,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// An error that says `why`, after a request with this body.
+    /// An error whose text is `why`, in reply to a request with this body.
     pub(crate) fn error(sequence: u32, errno: Errno, flags: u16, body: &[u8]) -> Vec<u8> {
         let mut request = Message::new(16, 0);
         request.raw(body);

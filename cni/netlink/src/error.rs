@@ -11,7 +11,7 @@ use nix::errno::Errno;
 pub struct Refusal {
     /// The kernel's error.
     pub errno: Errno,
-    /// The kernel's text; often empty.
+    /// The kernel's text, which is often empty.
     pub hint: String,
 }
 
@@ -28,7 +28,7 @@ pub enum Error {
     /// The kernel refused the request.
     #[error("{0}")]
     Refused(Refusal),
-    /// The socket failed; EDEADLK if the socket is used while a reply is read from it.
+    /// The socket failed. The error is EDEADLK if the socket is used while a reply is being read from it.
     #[error("netlink socket: {0}")]
     Socket(#[from] Errno),
     /// No reply came within half a minute.
@@ -37,13 +37,13 @@ pub enum Error {
     /// The kernel reports that messages were lost (`NLMSG_OVERRUN`).
     #[error("data was lost")]
     Overrun,
-    /// The listed objects changed during each attempt to read them.
+    /// The listed objects changed during every attempt to read them.
     #[error("the list kept changing while it was read")]
     Unstable,
 }
 
 impl Error {
-    /// The kernel's or the socket's error; for the others, the one that comes closest.
+    /// The kernel's or the socket's error. For the other variants, the error number that comes closest.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The parsers that are not public, for fuzzing: each takes any bytes and returns what it has read.
+//! The private parsers, for fuzzing. Each takes arbitrary bytes and returns what it has read.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use crate::reply::Reply;
 
 /// A datagram as the reply to a dump, to a change, and to a request for one object.
 pub fn reply(datagram: &[u8]) -> impl Debug {
-    // The sequence number of the first message, so that the datagram is taken for a reply.
+    // Taken from the first message, so that the datagram is treated as the reply.
     let sequence = datagram.get(8..).map_or(0, u32_of);
     [flag::DUMP, flag::ACK, 0].map(|flags| {
         let mut objects = 0;

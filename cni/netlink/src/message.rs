@@ -2,11 +2,11 @@
 
 //! Writing and reading netlink messages and their attributes.
 //!
-//! Layouts: `struct nlmsghdr` and `struct nlattr` in `linux/netlink.h`. Both headers, and most values of routing
-//! netlink, are in host byte order; netfilter's values are in network byte order. Messages and attributes begin at
-//! multiples of four bytes.
+//! The layouts are those of `struct nlmsghdr` and `struct nlattr` in `linux/netlink.h`. Both headers, and most values
+//! of routing netlink, are in host byte order, but the values of netfilter are in network byte order. Messages and
+//! attributes begin at multiples of four bytes.
 //!
-//! Readers take any bytes: they end at the first malformed message or attribute, and never panic.
+//! Readers accept arbitrary bytes: they stop at the first malformed message or attribute, and never panic.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -17,16 +17,16 @@ pub const HEADER_LEN: usize = 16;
 const ATTRIBUTE_HEADER_LEN: usize = 4;
 /// `NLA_F_NESTED`.
 const NESTED: u16 = 0x8000;
-/// `NLA_TYPE_MASK`: without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+/// `NLA_TYPE_MASK`: all bits except for `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
 const TYPE_MASK: u16 = 0x3fff;
 
 /// Flags of a message (`NLM_F_*` in `linux/netlink.h`).
 pub mod flag {
-    /// A request; every [`Message`](super::Message) has it.
+    /// This is a request. Every [`Message`](super::Message) has this flag.
     pub const REQUEST: u16 = 0x1;
     /// Requests an acknowledgement.
     pub const ACK: u16 = 0x4;
-    /// Requests the object that was changed or read.
+    /// Requests a copy of the object that was changed or read.
     pub const ECHO: u16 = 0x8;
     /// In a reply: the listed objects changed during the dump.
     pub const DUMP_INTERRUPTED: u16 = 0x10;
@@ -34,13 +34,13 @@ pub mod flag {
     pub const DUMP: u16 = 0x300;
     /// Replaces an object that exists.
     pub const REPLACE: u16 = 0x100;
-    /// An object that exists is an error.
+    /// Makes it an error if the object exists.
     pub const EXCLUSIVE: u16 = 0x200;
     /// Creates an object that does not exist.
     pub const CREATE: u16 = 0x400;
     /// Appends the object to a list.
     pub const APPEND: u16 = 0x800;
-    /// In an error: it does not repeat the body of the request.
+    /// In an error: the body of the request is not repeated.
     pub(crate) const CAPPED: u16 = 0x100;
     /// In an error or at the end of a dump: attributes follow.
     pub(crate) const ACK_TLVS: u16 = 0x200;
@@ -59,8 +59,8 @@ impl Attributes {
         attributes.0
     }
 
-    /// Adds bytes as they are: a protocol's own header, or attributes that are encoded already. Only the last ones
-    /// may have a length that is not a multiple of four.
+    /// Adds bytes as they are: a protocol's own header, or attributes that are already encoded. Only the last bytes
+    /// that are added may have a length that is not a multiple of four.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend_from_slice(bytes);
         self
@@ -73,7 +73,7 @@ impl Attributes {
         self.0.get_mut(start..).unwrap_or_default()
     }
 
-    /// Adds an attribute. A value that exceeds the length's 16 bits is cut.
+    /// Adds an attribute. A value whose length does not fit into 16 bits is cut.
     pub fn attr(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         self.parts(kind, &[value])
     }
@@ -93,8 +93,8 @@ impl Attributes {
         self.attr(kind, &value.to_be_bytes())
     }
 
-    /// Adds an attribute that has attributes, marked with `NLA_F_NESTED`. The caller keeps them below 64 KB: the
-    /// kernel refuses a message with more.
+    /// Adds an attribute that contains attributes, marked with `NLA_F_NESTED`. The caller must keep them below 64 KB,
+    /// because the kernel refuses a message with more.
     pub fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
         let start = self.0.len();
         self.header(u16::MAX, kind | NESTED);
@@ -187,7 +187,7 @@ impl DerefMut for Message {
 }
 
 impl fmt::Debug for Message {
-    /// Leaves out the payload, which may have a private key.
+    /// Leaves out the payload, which may contain a private key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.0.0.get(4..).map_or(0, u16_of);
         write!(f, "message {kind} of {} bytes", self.payload().len())
@@ -215,7 +215,7 @@ pub struct Header {
     pub kind: u16,
     /// Its [flags](flag).
     pub flags: u16,
-    /// The sequence number of the request to which it replies; 0 for a notification.
+    /// The sequence number of the request to which the message replies, or 0 for a notification.
     pub sequence: u32,
 }
 
@@ -255,43 +255,43 @@ pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
-/// The number in host byte order with which a value begins; 0 if it is too short.
+/// The number in host byte order at the beginning of a value, or 0 if the value is too short.
 #[must_use]
 pub fn u32_of(value: &[u8]) -> u32 {
     value.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// As [`u32_of`].
+/// Like [`u32_of`].
 #[must_use]
 pub fn u16_of(value: &[u8]) -> u16 {
     value.first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }
 
-/// As [`u32_of`].
+/// Like [`u32_of`].
 #[must_use]
 pub fn u8_of(value: &[u8]) -> u8 {
     value.first().copied().unwrap_or(0)
 }
 
-/// A number in network byte order; none for a value of another length.
+/// A number in network byte order. None if the value has another length.
 #[must_use]
 pub fn be16(value: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(value.try_into().ok()?))
 }
 
-/// As [`be16`].
+/// Like [`be16`].
 #[must_use]
 pub fn be32(value: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(value.try_into().ok()?))
 }
 
-/// As [`be16`].
+/// Like [`be16`].
 #[must_use]
 pub fn be64(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.try_into().ok()?))
 }
 
-/// The text before the first NUL, or all if there is none.
+/// The text before the first NUL, or the whole text if there is none.
 #[must_use]
 pub fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());

@@ -68,14 +68,14 @@ fn messages_end_at_the_first_malformed_one() {
     put(&mut bytes, 0, &18_u32.to_ne_bytes());
     bytes.extend([0, 0]);
     bytes.extend(Message::new(25, 0).seal(3));
-    // A length below that of the header would loop for ever.
+    // A length that is shorter than the header would make this loop endless.
     bytes.extend(15_u32.to_ne_bytes());
     bytes.extend([0; 12]);
     let all: Vec<_> = messages(&bytes).map(|(header, payload)| (header.kind, payload)).collect();
     assert_eq!(all, [(24, [7, 8].as_slice()), (25, [].as_slice())]);
 }
 
-/// Attributes that nest in each other, three levels deep at most.
+/// Attributes that contain each other, at most three levels deep.
 #[derive(Debug, Clone, PartialEq)]
 enum Node {
     Value(u16, Vec<u8>),
@@ -96,7 +96,7 @@ fn write(node: &Node, into: &mut Attributes) {
     };
 }
 
-/// Reads attributes, in the shape of those that were written.
+/// Reads attributes, expecting the structure of those that were written.
 fn read(shape: &[Node], bytes: &[u8]) -> Vec<Node> {
     let found: Vec<_> = attributes(bytes).collect();
     assert_eq!(found.len(), shape.len());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Receiving one datagram of the kernel's, and waiting for one.
+//! Receives one datagram from the kernel, or waits for one.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -12,12 +12,13 @@ use rustix::buffer::spare_capacity;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, recvfrom};
 
-/// The kernel fills at most 32 KB per datagram of a dump (`netlink_dump`), unless a single message is larger: with an
-/// attribute of the largest size, 64 KB and a few pages.
+/// The kernel fills at most 32 KB per datagram of a dump (`netlink_dump`), unless a single message is larger. A
+/// message with an attribute of the largest size has 64 KB and a few pages.
 const LARGEST: usize = 128 * 1024;
 
-/// Memory for one datagram. The kernel writes to its spare capacity: zeroing it would touch 32 pages, of which most
-/// replies fill one, and so cost a plugin, which lives for milliseconds, a tenth of its time.
+/// Memory for one datagram. The kernel writes into its spare capacity, which is not zeroed: that would touch 32
+/// pages, of which most replies fill only one, and take a tenth of the time of a plugin, which lives for
+/// milliseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer(Vec<u8>);
 
@@ -26,7 +27,7 @@ pub(crate) struct Buffer(Vec<u8>);
 pub(crate) enum Datagram {
     /// Its length.
     Whole(usize),
-    /// The datagram is longer than the buffer.
+    /// The datagram was longer than the buffer.
     Cut,
 }
 
@@ -46,7 +47,7 @@ impl Buffer {
                 Err(errno) => return Err(Errno::from_raw(errno.raw_os_error())),
                 Ok(received) => received,
             };
-            // Other processes can send to the socket, too. The kernel's port is 0.
+            // Other processes can also send to the socket. The kernel's port number is 0.
             let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
             if from.is_some_and(|from| from.pid() != 0) {
                 continue;
@@ -61,9 +62,9 @@ impl Buffer {
     }
 }
 
-/// Waits until the socket has something to read, for `left` at most; a signal may end the wait earlier.
+/// Waits until the socket has something to read, but not longer than `left`. A signal may end the wait earlier.
 pub(crate) fn wait(socket: BorrowedFd<'_>, left: Duration) -> Result<(), Errno> {
-    // poll(2) counts in milliseconds: less than one left must not become a loop without a pause.
+    // poll(2) counts milliseconds, so a rest of less than one must not turn the loop into a busy loop.
     let left = PollTimeout::try_from(left.max(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], left) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),

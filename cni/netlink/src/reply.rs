@@ -28,17 +28,17 @@ pub enum End {
     /// All replies were received, but the listed objects changed during the dump (`NLM_F_DUMP_INTR`): some may be
     /// missing or repeated.
     Interrupted,
-    /// The caller wanted no more.
+    /// The caller did not want any more replies.
     Broken,
 }
 
-/// Takes the payload of each object of a reply. Breaks if the further ones do not matter.
+/// Takes the payload of each object of a reply. Breaks if the caller does not need any further objects.
 pub(crate) type Each<'a> = dyn FnMut(&[u8]) -> ControlFlow<()> + 'a;
 
 /// The replies that were received so far.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// The request's sequence number. Messages with another one belong to earlier requests.
+    /// The request's sequence number. Messages with another number belong to earlier requests.
     sequence: u32,
     /// True if the first object is the only one.
     is_single: bool,
@@ -51,7 +51,7 @@ impl Reply {
         Self { sequence, is_single: flags & (flag::ACK | flag::DUMP) == 0, is_interrupted: false }
     }
 
-    /// Takes a datagram; returns the end, if the datagram has it.
+    /// Processes a datagram. Returns the end of the replies, if the datagram contains it.
     pub(crate) fn datagram(&mut self, datagram: &[u8], each: &mut Each<'_>) -> Result<Option<End>, Error> {
         for (header, payload) in messages(datagram) {
             if header.sequence == self.sequence
@@ -97,7 +97,7 @@ mod tests {
     const OBJECT: u16 = 16;
     const MULTI: u16 = 2;
 
-    /// The objects of the datagrams, by their first bytes, and the end.
+    /// Returns the first bytes of the objects in the datagrams, and the end.
     fn read(reply: &mut Reply, datagrams: &[Vec<u8>]) -> (Vec<u8>, Result<Option<End>, Error>) {
         let mut objects = Vec::new();
         for datagram in datagrams {
@@ -193,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(datagram: Vec<u8>, flags: u16) {
-            // A sequence number that arbitrary bytes have.
+            // Use the sequence number that the arbitrary bytes contain.
             let sequence = datagram.get(8..).map_or(0, crate::message::u32_of);
             let _ = Reply::new(sequence, flags).datagram(&datagram, &mut |_| ControlFlow::Continue(()));
         }

@@ -20,27 +20,27 @@ use crate::message::{Message, messages};
 use crate::receive::{Buffer, Datagram, wait};
 use crate::reply::{Each, End, Reply};
 
-/// The time limit for the next datagram of a reply. The kernel replies within the system call that sends; this only
-/// ends what would otherwise block for ever.
+/// The time limit for the next datagram of a reply. The kernel replies within the system call that sends the request,
+/// so this limit only ends what would otherwise block forever.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The time for which a dump is repeated while the listed objects change.
+/// How long a dump is repeated while the listed objects change.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 /// The kernel's default size of the send buffer (`net.core.wmem_default`).
 const DEFAULT_SEND_BUFFER: usize = 200 * 1024;
 
-/// An option of netlink sockets. On kernels that lack an option, the socket works without it.
+/// An option of netlink sockets. If a kernel lacks an option, the socket works without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketOption {
     /// Errors come with the kernel's text (`NETLINK_EXT_ACK`, since Linux 4.12).
     ExtendedAck,
     /// Errors do not repeat the request (`NETLINK_CAP_ACK`, since Linux 4.3).
     CappedAck,
-    /// The kernel refuses what it does not know in a request for a dump, and applies its filter
+    /// The kernel refuses requests for a dump that contain anything unknown, and applies the request's filter
     /// (`NETLINK_GET_STRICT_CHK`, since Linux 4.20).
     StrictCheck,
 }
 
-/// The options as [`setsockopt`] takes them.
+/// The options in the form that [`setsockopt`] needs.
 mod option {
     use nix::{libc, setsockopt_impl, sockopt_impl};
 
@@ -54,12 +54,12 @@ pub struct Socket<S = OwnedFd> {
     socket: S,
     /// The sequence number of the last request.
     sequence: Cell<u32>,
-    /// Borrowed while a reply is read: another request on the same socket would mix up the replies.
+    /// Borrowed while a reply is read, because another request on the same socket would mix up the replies.
     buffer: RefCell<Buffer>,
-    /// False from a request on until its replies are read to their end.
+    /// False from the time when a request is sent until its replies have been read to the end.
     is_idle: Cell<bool>,
-    /// True once a request was sent while replies to an earlier one were left: they are skipped by their numbers, but
-    /// another owner of the socket begins with the same numbers again.
+    /// True once a request was sent while replies to an earlier one had not been read. This socket skips them because
+    /// of their numbers, but another owner of the socket would begin with the same numbers again.
     has_leftovers: Cell<bool>,
     /// See [`PATIENCE`].
     patience: Duration,
@@ -90,7 +90,7 @@ impl Socket {
 }
 
 impl<S: AsFd> Socket<S> {
-    /// Uses a bound socket that another library has opened, and from which nothing is left to be read.
+    /// Uses a bound socket that another library has opened, and on which nothing is left to be read.
     pub fn over(socket: S) -> Self {
         Self {
             socket,
@@ -107,7 +107,7 @@ impl<S: AsFd> Socket<S> {
         &self.socket
     }
 
-    /// Switches options on, and logs those that the kernel lacks.
+    /// Enables options, and logs those that the kernel lacks.
     pub fn enable(&self, options: &[SocketOption]) {
         for option in options {
             let done = match option {
@@ -121,7 +121,7 @@ impl<S: AsFd> Socket<S> {
         }
     }
 
-    /// True if no reply is left to be read: another owner of the socket can use it.
+    /// True if no reply is left to be read, so that another owner can use the socket.
     pub const fn is_idle(&self) -> bool {
         self.is_idle.get() && !self.has_leftovers.get()
     }
@@ -133,14 +133,14 @@ impl<S: AsFd> Socket<S> {
         sequence
     }
 
-    /// Sends a request, and calls `each` with the payload of each object in the reply until it breaks. The flags of the
-    /// request decide what the reply is: an acknowledgement, a list, or one object.
+    /// Sends a request, and calls `each` with the payload of each object in the reply until `each` breaks. The flags
+    /// of the request decide whether the reply is an acknowledgement, a list, or one object.
     ///
-    /// After a break the rest of a list is unread, and the kernel refuses to begin another one on this socket (EBUSY,
-    /// `__netlink_dump_start`).
+    /// After a break, the rest of a list remains unread, and the kernel refuses to begin another list on this socket
+    /// (EBUSY, `__netlink_dump_start`).
     ///
     /// # Errors
-    /// Any [`Error`] but [`Error::Unstable`].
+    /// Any [`Error`] except for [`Error::Unstable`].
     pub fn request(
         &self,
         message: &mut Message,
@@ -163,8 +163,8 @@ impl<S: AsFd> Socket<S> {
         }
     }
 
-    /// Reads a list, until nothing has changed during the dump: each attempt begins with an empty `T`. A break ends the
-    /// list, as for [`Socket::request`].
+    /// Reads a list, and repeats that until nothing has changed during the dump. Each attempt begins with an empty
+    /// `T`. A break ends the list, as for [`Socket::request`].
     ///
     /// # Errors
     /// Any [`Error`].
@@ -179,7 +179,7 @@ impl<S: AsFd> Socket<S> {
             match self.request(message, &mut |payload| each(&mut gathered, payload)) {
                 Ok(End::Complete | End::Broken) => return Ok(gathered),
                 Ok(End::Interrupted) => {}
-                // nf_tables ends a dump with EINTR when the ruleset has changed.
+                // nf_tables ends a dump with EINTR if the ruleset has changed.
                 Err(Error::Refused(Refusal { errno: Errno::EINTR, .. })) => {}
                 Err(error) => return Err(error),
             }
@@ -190,8 +190,8 @@ impl<S: AsFd> Socket<S> {
     }
 
     /// Sends requests that have neither [`flag::ACK`](crate::message::flag::ACK) nor
-    /// [`flag::DUMP`](crate::message::flag::DUMP) in one datagram: the kernel replies to each with one object or with an
-    /// error, which `each` takes. All replies wait in the socket together.
+    /// [`flag::DUMP`](crate::message::flag::DUMP) in one datagram. The kernel replies to each with one object or with
+    /// an error, and `each` gets both. All replies wait in the socket at the same time.
     ///
     /// # Errors
     /// [`Error::Socket`] and [`Error::TimedOut`].
@@ -228,19 +228,21 @@ impl<S: AsFd> Socket<S> {
         Ok(())
     }
 
-    /// Sends a batch of messages with their headers, as one datagram, and returns their acknowledgements: the refused
-    /// ones, and those that asked for one.
+    /// Sends a batch of messages with their headers as one datagram, and returns their acknowledgements: those of
+    /// messages that were refused, and those of messages that asked for one.
     ///
-    /// The kernel handles a batch within the call that sends it, so all acknowledgements are in the socket afterwards.
+    /// The kernel handles a batch within the call that sends it, so afterwards all acknowledgements are in the
+    /// socket.
     ///
     /// # Errors
-    /// [`Error::Socket`]; with ENOBUFS if acknowledgements were lost and none of those that are left is a refusal.
+    /// [`Error::Socket`]. The error is ENOBUFS if acknowledgements were lost and none of the remaining ones is a
+    /// refusal.
     pub fn batch(&self, bytes: &[u8]) -> Result<Vec<Ack>, Error> {
         if bytes.len() > DEFAULT_SEND_BUFFER / 2 {
             // The kernel counts its own overhead as well.
             let size = bytes.len() + bytes.len() / 4 + DEFAULT_SEND_BUFFER;
-            // The first option needs CAP_NET_ADMIN in the initial user namespace; the second one is limited by
-            // `net.core.wmem_max`, beyond which sending fails.
+            // The first option needs CAP_NET_ADMIN in the initial user namespace. The second one is limited by
+            // `net.core.wmem_max`, and sending more than that fails.
             setsockopt(&self.socket, sockopt::SndBufForce, &size)
                 .or_else(|_| setsockopt(&self.socket, sockopt::SndBuf, &size))?;
         }
@@ -257,7 +259,7 @@ impl<S: AsFd> Socket<S> {
                     );
                 }
                 Ok(Datagram::Cut) | Err(Errno::ENOBUFS) => overflowed = true,
-                // If not all refusals fit, the first ones are here, and one is enough.
+                // If there was no room for all refusals, the first ones are here, and one is enough.
                 Err(Errno::EAGAIN) if overflowed && acks.iter().all(|ack| ack.refusal.is_none()) => {
                     return Err(Errno::ENOBUFS.into());
                 }
@@ -287,11 +289,11 @@ impl<S: AsFd> Socket<S> {
         }
     }
 
-    /// Receives a datagram, and waits for it if there is none.
+    /// Receives a datagram, waiting for it if there is none yet.
     fn receive<'a>(&self, buffer: &'a mut Buffer) -> Result<&'a [u8], Error> {
         let socket: BorrowedFd<'_> = self.socket.as_fd();
-        // The limit begins when no datagram is there, not when the request is sent: sending takes as long as the kernel
-        // works and waits for its locks.
+        // The time limit begins when there is no datagram to read, not when the request is sent, because sending
+        // takes as long as the kernel works and waits for its locks.
         let mut until = None;
         loop {
             match buffer.receive(socket) {
@@ -360,8 +362,8 @@ mod tests {
         end.map(|_| index)
     }
 
-    /// A busy machine: the kernel has the reply ready when the call that sends returns, which takes longer than the limit
-    /// for replies.
+    /// Simulates a busy machine: when the call that sends returns, the kernel has the reply ready, but the call takes
+    /// longer than the time limit for replies.
     #[test]
     fn the_time_that_sending_takes_does_not_count() {
         let mut socket = open();
@@ -376,7 +378,7 @@ mod tests {
         assert!(socket.is_idle());
     }
 
-    /// The rest of a list that was not read to its end.
+    /// An earlier list was not read to its end, so the rest of it is still in the socket.
     #[test]
     fn messages_of_an_earlier_request_are_no_replies() {
         let socket = open();

@@ -16,30 +16,30 @@ use crate::receive::{Buffer, Datagram, wait};
 
 /// A subscription to multicast groups in the network namespace in which it was opened.
 ///
-/// Subscribe first and then read the objects: no change is missed that way. The memory is bounded: a buffer for one
-/// datagram here, the socket's buffer in the kernel.
+/// Subscribe first, and then read the objects, so that no change is missed. Memory use is bounded: in this process, a
+/// buffer for one datagram; in the kernel, the socket's buffer.
 #[derive(Debug)]
 pub struct Subscription {
     socket: OwnedFd,
     buffer: Buffer,
-    /// The bytes of the last datagram that are not read yet.
+    /// The part of the last datagram that has not been read yet.
     unread: Range<usize>,
 }
 
-/// The next thing that a subscription has.
+/// What a subscription returns next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Incoming<'a> {
     /// A message: its header and its payload.
     Message(Header, &'a [u8]),
-    /// The kernel has dropped messages, because the reader was too slow for the socket's buffer, or has sent one that
-    /// is longer than the buffer. All that the socket had was discarded: read the objects again; later messages are
-    /// about later changes.
+    /// The kernel has dropped messages, because the reader was too slow for the socket's buffer, or has sent a
+    /// message that is longer than the buffer. Everything in the socket was discarded. Read the objects again. Later
+    /// messages are about later changes.
     Lost,
 }
 
 impl Subscription {
-    /// Subscribes to groups, given as the bits of `nl_groups`: bit 0 is group 1. The kernel counts each datagram with
-    /// its overhead as part of the `receive_buffer` bytes.
+    /// Subscribes to groups, given as the bits of `nl_groups`, in which bit 0 is group 1. Each datagram, including
+    /// the kernel's overhead, counts towards the `receive_buffer` bytes.
     ///
     /// # Errors
     /// The system's error.
@@ -62,7 +62,7 @@ impl Subscription {
             .or_else(|_| setsockopt(&self.socket, sockopt::RcvBuf, &bytes))
     }
 
-    /// The next message, or none if there is none yet. Does not block.
+    /// Returns the next message, or none if there is none yet. Does not block.
     ///
     /// # Errors
     /// The system's error.
@@ -88,7 +88,7 @@ impl Subscription {
         Ok(Some(Incoming::Message(header, payload)))
     }
 
-    /// Waits until there is something to read. Returns false, without waiting, if the time is over.
+    /// Waits until there is something to read. If the time has already passed, returns false without waiting.
     ///
     /// # Errors
     /// The system's error.
@@ -97,8 +97,9 @@ impl Subscription {
         if left.is_zero() { Ok(false) } else { wait(self.socket.as_fd(), left).map(|()| true) }
     }
 
-    /// Discards what the socket has. After an overflow the kernel adds nothing, and reports no second one, until the
-    /// queue is empty (`NETLINK_S_CONGESTED`): a caller that read the objects before that would miss later changes.
+    /// Discards everything in the socket. After an overflow, the kernel adds nothing and reports no second overflow
+    /// until the queue is empty (`NETLINK_S_CONGESTED`), so a caller that read the objects before that would miss
+    /// later changes.
     fn drain(&mut self) -> Result<(), Errno> {
         loop {
             match self.buffer.receive(self.socket.as_fd()) {
@@ -110,7 +111,8 @@ impl Subscription {
     }
 }
 
-/// Can be waited for. After an overflow the socket has an error (`POLLERR`), which [`Subscription::read`] takes.
+/// Lets callers wait for messages. After an overflow, the socket has an error (`POLLERR`), which
+/// [`Subscription::read`] clears.
 impl AsFd for Subscription {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

@@ -2,8 +2,8 @@
 
 //! Checks addresses of containers and routers.
 //!
-//! A container must not get an address that the node accepts as its own, or as a broadcast. A port published for such a
-//! container would lead to the node itself, and bypass the filters for the node's ports.
+//! A container must not get an address that the node accepts as its own or as a broadcast address. A port that is
+//! published for such a container would lead to the node itself, and bypass the filters for the node's ports.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -40,13 +40,13 @@ pub fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
 
-/// An address that no container or router can have.
+/// Why an address cannot belong to a container or router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The address is given to a container.
+    /// The address was assigned to a container.
     #[error("no container can have address {0}: {1}")]
     Container(IpNet, Unusable),
-    /// The address is given as a router's.
+    /// The address was given as that of a router.
     #[error("no router can have address {0}: {1}")]
     Router(IpAddr, Unusable),
 }
@@ -129,8 +129,8 @@ pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
     }
 }
 
-/// Why no host can have an address, in whatever subnet. Link-local addresses, those in 240.0.0.0/4 and those for
-/// documentation are accepted, because they are in use.
+/// Why no host can have the address, whatever the subnet. Link-local addresses, addresses in 240.0.0.0/4 and
+/// addresses for documentation are accepted, because they are in use.
 fn reason(address: IpAddr) -> Option<Unusable> {
     match address {
         IpAddr::V4(Ipv4Addr::BROADCAST) => Some(Unusable::LimitedBroadcast),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Decodes and encodes single fields of documents, for serde's attributes, and has the text of decoding errors.
+//! Decodes and encodes single fields of documents, for use in serde's attributes, and formats decoding errors.
 
 use std::net::IpAddr;
 

@@ -9,8 +9,8 @@
 //! * `null` leaves a field at its default;
 //! * unknown keys are ignored (which is serde's default too).
 //!
-//! This holds for structs at every depth. Keys of maps are data and stay as they are, and so do keys that
-//! serde decodes as maps (`#[serde(flatten)]`, untagged enums).
+//! This applies to structs at every depth. Keys of maps are data and stay as they are, and so do keys that serde
+//! decodes as maps (`#[serde(flatten)]`, untagged enums).
 //!
 //! Errors name the path of the offending key and its value:
 //! `runtimeConfig.portMappings[0].hostPort: invalid value: integer `70000`, expected u16`.
@@ -36,7 +36,7 @@ pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, FoldError> {
     T::deserialize(Fold(value))
 }
 
-/// Looks up a key: the exact one, or otherwise the last one that differs only in case. A `null` is returned as such.
+/// Looks up a key: the exact key, or otherwise the last key that differs only in case. A `null` is returned as it is.
 #[must_use]
 pub fn get<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     map.get(key).or_else(|| map.iter().rev().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v))
@@ -162,7 +162,7 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Numbers, strings and booleans, for which `null` means the zero value, as in Go if it is in a list or map.
+/// Numbers, strings and booleans. In a list or map, `null` means the zero value, as in Go.
 macro_rules! scalars {
     ($($method:ident => $zero:expr,)*) => {$(
         fn $method<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FoldError> {

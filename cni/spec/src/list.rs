@@ -15,7 +15,7 @@ pub struct NetConfList {
     /// The network's name, which has not been checked, because libcni checks it only when the network is used.
     pub name: String,
     /// The greatest version in `cniVersion` and `cniVersions` that this library supports. If there is only
-    /// `cniVersion`, the version as declared.
+    /// `cniVersion`, the version that it declares.
     pub version: Declared,
     /// True if CHECK must succeed without calling plugins.
     pub disable_check: bool,

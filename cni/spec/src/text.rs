@@ -11,8 +11,8 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 /// Formats a value as JSON indented by four spaces, without a final newline. `&`, `<`, `>`, U+2028 and U+2029
 /// are escaped as by Go's encoding/json.
 ///
-/// A value that cannot be encoded becomes `null`. That would be a map whose keys are not strings, and this crate has
-/// none.
+/// A value that cannot be encoded becomes `null`. Only a map whose keys are not strings cannot be encoded, and this
+/// crate has no such maps.
 pub fn pretty<T: Serialize + ?Sized>(value: &T) -> String {
     let mut bytes = Vec::with_capacity(512);
     let formatter = PrettyFormatter::with_indent(b"    ");
@@ -27,7 +27,7 @@ pub fn compact<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).map_or_else(|_| "null".to_owned(), |text| escape(&text))
 }
 
-/// Escapes these characters wherever they occur, because outside of strings JSON has none of them.
+/// Escapes these characters wherever they occur, because JSON contains none of them outside of strings.
 fn escape(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -66,7 +66,7 @@ pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Quotes a string like Go's `%q`, with which the reference shows foreign text in messages.
+/// Quotes a string like Go's `%q`, which the reference uses to show foreign text in messages.
 #[must_use]
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);

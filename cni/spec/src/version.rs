@@ -42,8 +42,8 @@ impl Version {
         }
     }
 
-    /// Parses a published version, and returns none for any other. The empty string does not mean 0.1.0 here; see
-    /// [`Declared`].
+    /// Parses a published version. None for any other text. The empty string does not mean 0.1.0 here (see
+    /// [`Declared`]).
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|v| v.as_str() == text)
@@ -97,7 +97,7 @@ impl Declared {
         &self.0
     }
 
-    /// The published version that this is, or none if it is not a published one.
+    /// The published version with this text. None if it is not a published version.
     #[must_use]
     pub fn known(&self) -> Option<Version> {
         Version::parse(&self.0)

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::field::{self, json_error};
 use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
 
-/// A result that cannot be decoded, or not be encoded in a version.
+/// Why a result cannot be decoded, or cannot be encoded in a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResultError {
     /// The bytes are not JSON or not an object.
@@ -29,7 +29,7 @@ pub enum ResultError {
     /// The version is unknown.
     #[error("unsupported CNI result version {0}")]
     UnknownVersion(String),
-    /// The version in the result has another form.
+    /// The version in the result belongs to another form.
     #[error("result type supports {supported} but unmarshalled CNIVersion is {found}")]
     OtherForm {
         /// The versions of the required form.
@@ -81,7 +81,8 @@ impl Form {
 }
 
 impl AddResult {
-    /// Decodes a result of `version`. Its own `cniVersion` may be missing, but otherwise it must have the same form.
+    /// Decodes a result of `version`. The result's own `cniVersion` may be missing; otherwise, it must belong to the
+    /// same form.
     ///
     /// # Errors
     /// [`ResultError::OtherForm`], or [`ResultError::Key`] if a value does not fit.
