@@ -97,7 +97,7 @@ pub enum Error {
     /// No backend can carry out the request.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// This kernel has no nf_tables, and so Slipway has no table.
+    /// The kernel has no nf_tables, so Slipway has no table.
     #[error(transparent)]
     NoNfTables(#[from] NfTablesLack),
     /// The binary has no BPF programs, or this node cannot run them.

@@ -56,7 +56,7 @@ impl Reference {
         };
         let there = |table: &TableId| match socket.table(table) {
             Ok(found) => Ok(found.is_some()),
-            // This is a kernel without nf_tables: the socket could be opened because it is one to netfilter as a
+            // The kernel has no nf_tables: the socket could be opened because it is one to netfilter as a
             // whole.
             Err(error) if error.unsupported().is_some() => Ok(false),
             Err(error) => match socket.generation() {

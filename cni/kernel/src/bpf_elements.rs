@@ -122,9 +122,9 @@ fn read_batch(
         element_flags: 0,
         flags: 0,
     };
-    // SAFETY: the kernel reads `attributes` and the four bytes at `from`. It writes `attributes.count`, four bytes to `to`,
-    // and to `keys` and `values` at most CHUNK keys and values of the map, for which `read_elements` made them. All live
-    // through the call.
+    // SAFETY: the kernel reads `attributes` and the four bytes at `from`. It writes `attributes.count`, four bytes to
+    // `to`, and to `keys` and `values` at most CHUNK keys and values of the map, for which `read_elements` made them.
+    // All live through the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -97,8 +97,8 @@ impl FileLock {
     /// directory's descriptor, so drop the lock before you lock `dir` again.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] if other processes hold the lock for all of `patience`; [`LockError::Lock`] if the file system
-    /// has no locks for directories.
+    /// [`LockError::TimedOut`] if other processes hold the lock for all of `patience`; [`LockError::Lock`] if the
+    /// file system has no locks for directories.
     pub fn on_directory(dir: &DurableDir, patience: Duration) -> Result<Self, LockError> {
         Self::directory(dir, patience, Mode::Exclusive)
     }

@@ -75,7 +75,7 @@ pub(crate) fn elsewhere() -> Option<Arc<OwnedFd>> {
     };
     let former = std::mem::replace(&mut *instance, next);
     drop(instance);
-    // This may take milliseconds, because the kernel has to remove a mount.
+    // Dropping it may take milliseconds, because the kernel has to remove a mount.
     drop(former);
     root
 }

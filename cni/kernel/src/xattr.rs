@@ -20,7 +20,7 @@ pub fn set(file: impl AsFd, name: &CStr, value: &[u8]) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
-/// Reads an attribute of a file of at most `N` bytes; none if the file has no such attribute.
+/// Reads an attribute of a file of at most `N` bytes. None if the file has no such attribute.
 ///
 /// # Errors
 /// The system's: `ERANGE` if the value is longer, `EOPNOTSUPP` if the file system has no such attributes.

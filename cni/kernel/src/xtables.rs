@@ -63,7 +63,7 @@ pub struct TableInfo {
     pub bytes: Vec<u8>,
 }
 
-/// A table's properties; none if the namespace does not have the table.
+/// A table's properties. None if the namespace does not have the table.
 ///
 /// # Errors
 /// The kernel's error, with the table's name.
@@ -77,7 +77,7 @@ pub fn info(family: AddressFamily, table: &str) -> Result<Option<TableInfo>, Xta
     Ok(Some(TableInfo { entries, bytes }))
 }
 
-/// The names of a table's user-defined chains, in the kernel's order; empty if the namespace does not have
+/// The names of a table's user-defined chains, in the kernel's order. Empty if the namespace does not have
 /// the table.
 ///
 /// # Errors
@@ -157,7 +157,7 @@ pub struct RawChain {
     pub rules: Vec<RawRule>,
 }
 
-/// The chains of a table with their rules; empty if the namespace does not have the table.
+/// The chains of a table with their rules. Empty if the namespace does not have the table.
 ///
 /// # Errors
 /// The kernel's error, with the table's name.

@@ -22,7 +22,7 @@ const TYPE_MASK: u16 = 0x3fff;
 
 /// Flags of a message (`NLM_F_*` in `linux/netlink.h`).
 pub mod flag {
-    /// This is a request. Every [`Message`](super::Message) has this flag.
+    /// Marks a request. Every [`Message`](super::Message) has this flag.
     pub const REQUEST: u16 = 0x1;
     /// Requests an acknowledgement.
     pub const ACK: u16 = 0x4;
@@ -213,7 +213,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
 pub struct Header {
     /// The message's type.
     pub kind: u16,
-    /// Its [flags](flag).
+    /// The message's [flags](flag).
     pub flags: u16,
     /// The sequence number of the request to which the message replies, or 0 for a notification.
     pub sequence: u32,

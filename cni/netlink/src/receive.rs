@@ -25,7 +25,7 @@ pub(crate) struct Buffer(Vec<u8>);
 /// A received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Datagram {
-    /// Its length.
+    /// The datagram's length.
     Whole(usize),
     /// The datagram was longer than the buffer.
     Cut,

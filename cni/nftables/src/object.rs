@@ -353,7 +353,7 @@ pub struct Set {
     pub key: Vec<DataType>,
     pub data: MapData,
     pub keys: Keys,
-    /// Maximum number of elements; none for no limit.
+    /// Maximum number of elements. None for no limit.
     pub size: Option<u32>,
     /// True if rules add elements to the set, with [`Stmt::Update`] (`flags dynamic`).
     pub is_updated: bool,

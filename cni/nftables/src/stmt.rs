@@ -203,7 +203,7 @@ pub enum Verdict {
 /// Target of `dnat`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DnatTarget {
-    /// This address, and port if any.
+    /// The address, and the port if there is one.
     To(IpAddr, Option<u16>),
     /// The data of the map element whose key these fields form. If there is no such element, the packet continues
     /// with the next rule.

@@ -128,7 +128,7 @@ pub(crate) fn event(family: Option<Family>, body: &[u8]) -> Option<TraceEvent> {
     let kind = match number(KIND)? {
         OF_RULE => match find(body, RULE_HANDLE).and_then(be64) {
             Some(handle) => TraceKind::Rule { handle, verdict: find(body, VERDICT).and_then(decode_verdict) },
-            // This is the end of a chain whose last rule did not match: nft_do_chain() reports the rule that closes
+            // The end of a chain whose last rule did not match: nft_do_chain() reports the rule that closes
             // the chain's list.
             None => TraceKind::Return,
         },

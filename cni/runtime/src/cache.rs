@@ -66,7 +66,7 @@ pub struct Cached {
 /// A file that cannot be used.
 #[derive(Debug)]
 pub struct Fault {
-    /// Its path.
+    /// The file's path.
     pub path: PathBuf,
     /// The reason.
     pub error: CacheError,

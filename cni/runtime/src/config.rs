@@ -125,7 +125,7 @@ pub fn load(directory: &Path, name: &str) -> Result<Network, LoadError> {
 pub struct FileVerdict {
     /// The file.
     pub path: PathBuf,
-    /// Its network.
+    /// The file's network.
     pub network: Result<Network, LoadError>,
 }
 

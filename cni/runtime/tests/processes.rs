@@ -201,7 +201,7 @@ fn lines_of_standard_error_arrive_as_they_are_written() {
     assert_eq!(*lines.lock().unwrap(), ["ADD one", "ADD two", "ADD three"]);
 }
 
-/// The letter of a process's state; none if it has ended.
+/// The letter of a process's state. None if it has ended.
 fn state(pid: &str) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next().filter(|state| *state != 'Z')

@@ -17,7 +17,7 @@ pub const UNUSABLE_NETWORKS: [(IpNet, &str); 7] = [
     (v4([0, 0, 0, 0], 8), "unspecified"),
     (v4([127, 0, 0, 0], 8), "loopback"),
     (v4([224, 0, 0, 0], 4), "multicast"),
-    // This network includes `::` and `::1` (RFC 4291, section 2.5.5.1).
+    // The network includes `::` and `::1` (RFC 4291, section 2.5.5.1).
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 96), "IPv4-compatible"),
     (v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96), "IPv4-mapped"),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), "link-local"),

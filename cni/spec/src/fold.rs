@@ -9,7 +9,7 @@
 //! * `null` leaves a field at its default;
 //! * unknown keys are ignored (which is serde's default too).
 //!
-//! This applies to structs at every depth. Keys of maps are data and stay as they are, and so do keys that serde
+//! The rules apply to structs at every depth. Keys of maps are data and stay as they are, and so do keys that serde
 //! decodes as maps (`#[serde(flatten)]`, untagged enums).
 //!
 //! Errors name the path of the offending key and its value:

@@ -26,7 +26,7 @@ pub(super) fn prepare() -> Result<(), Error> {
         return Ok(());
     }
     set(LIBERAL, "1")?;
-    // This setting exists since Linux 5.14.
+    // The setting exists since Linux 5.14.
     if sysctl::get(ANY_RST).is_ok() {
         set(ANY_RST, "1")?;
     }

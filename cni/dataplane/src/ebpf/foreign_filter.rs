@@ -19,7 +19,7 @@ pub struct ForeignFilter {
     pub hook: &'static str,
     /// The filter's kind, as tc(8) prints it; `tcx` for a BPF program that comes before all filters.
     pub kind: String,
-    /// The filter's preference; none with `tcx`.
+    /// The filter's preference. None with `tcx`.
     pub preference: Option<u16>,
 }
 

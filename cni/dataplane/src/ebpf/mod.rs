@@ -53,7 +53,7 @@ pub use slipway_ebpf_abi::Counter;
 pub(crate) use traffic::{add_traffic, name_served};
 pub use udp_gro::{Merging, merging, switch_merging};
 
-/// The programs' counters that are not zero; empty without programs.
+/// The programs' counters that are not zero. Empty without programs.
 pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
     setup::find().map_or(Ok(Vec::new()), |store| store.counters())
 }

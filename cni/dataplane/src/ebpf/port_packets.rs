@@ -25,7 +25,7 @@ pub struct CarriedPackets {
 }
 
 impl CarriedPackets {
-    /// Starts counting; none on a node without the programs.
+    /// Starts counting. None on a node without the programs.
     pub fn start(protocol: Protocol, to: SocketAddr) -> Result<Option<Self>, Error> {
         let now = read(protocol, to)?;
         Ok(now.map(|last| Self { protocol, to, last, total: 0 }))

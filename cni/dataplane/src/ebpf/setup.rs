@@ -231,7 +231,7 @@ pub fn is_there() -> bool {
     store::is_there()
 }
 
-/// The error if the programs serve another network namespace; none if there are no programs.
+/// The error if the programs serve another network namespace. None if there are no programs.
 #[must_use]
 pub fn served_in_other_namespace() -> Option<Error> {
     store::refuse_abroad().err()

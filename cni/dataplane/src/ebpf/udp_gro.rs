@@ -53,7 +53,7 @@ fn devices(links: &[Link], index: u32) -> Vec<String> {
             ports.map(|port| port.index).collect()
         }
     };
-    // This recursion ends, because the kernel refuses links that form a cycle.
+    // The recursion ends, because the kernel refuses links that form a cycle.
     match below[..] {
         [] => vec![link.name.clone()],
         _ => below.into_iter().flat_map(|index| devices(links, index)).collect(),

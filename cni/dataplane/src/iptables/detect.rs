@@ -233,7 +233,7 @@ fn candidates() -> Vec<Variant> {
 /// The variant whose chains are on the node, if its programs are installed.
 fn shown_variant() -> Result<Option<Variant>, Error> {
     let detector = Detector::open()?;
-    // This comes first, because if there is only masquerade, no chain has a fixed name.
+    // Chains of containers come first, because if there is only masquerade, no chain has a fixed name.
     if let Some(place) = detector.places(Detector::has_containers)?.first() {
         return Ok(Some(place.variant));
     }

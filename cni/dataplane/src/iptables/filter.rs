@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The chains of the reference's firewall plugin, in the filter table.
+//! The chains of the reference's firewall plugin in the filter table, with our own rules.
 //!
 //! ```text
 //! FORWARD                 "… (ingressPolicy: same-bridge|isolated)" -j CNI-ISOLATION-STAGE-1
@@ -54,7 +54,7 @@ const PUBLISHED: &str = "made by slipway: published ports";
 /// chain.
 const EMPTY_USES: u32 = 2;
 
-/// The comment that versions of the reference without the policy `isolated` write in place of [`EITHER`].
+/// The comment that versions of the reference plugin without the policy `isolated` write instead of [`EITHER`].
 const OLDER_EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge)";
 
 /// The policies that a bridge's containers ask for.

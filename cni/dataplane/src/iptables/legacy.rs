@@ -35,7 +35,7 @@ pub(super) fn contains(family: AddressFamily, table: TableName, texts: &[Vec<u8>
     xtables::contains(family, table.as_str(), texts).map_err(failed)
 }
 
-/// The chains of a table; none if the table does not exist.
+/// The chains of a table. None if the table does not exist.
 pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<String>, Error> {
     xtables::chains(family, table.as_str()).map_err(failed)
 }

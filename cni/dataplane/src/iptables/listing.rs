@@ -76,7 +76,7 @@ impl Listing {
         self.chains.contains_key(chain)
     }
 
-    /// A chain's rules; none if the chain does not exist.
+    /// A chain's rules. None if the chain does not exist.
     pub(crate) fn rules(&self, chain: &str) -> &[Rule] {
         self.chains.get(chain).map(Vec::as_slice).unwrap_or_default()
     }

@@ -3,7 +3,7 @@
 //! The compatibility backend, which uses the chains, rules and comments of the reference plugins. Slipway, the
 //! reference plugins, and tools that read these chains can find, check and remove each other's rules.
 //!
-//! This is the only backend that runs programs, those of iptables: for each family, one that prints the relevant
+//! No other backend runs programs. This one runs those of iptables: for each family, one that prints the relevant
 //! chains and one that changes them. The chains have no place for the guard of the node's loopback and the owners'
 //! namespaces, which are in the table of the nftables backend.
 //!

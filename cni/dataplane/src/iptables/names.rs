@@ -109,7 +109,7 @@ pub(crate) fn dnat_comment(attachment: &Attachment) -> String {
 
 /// The comment of a rule of `ipMasq`.
 pub(crate) fn masquerade_comment(attachment: &Attachment) -> String {
-    // These names need no quoting, because the specification restricts their characters.
+    // The names need no quoting, because the specification restricts their characters.
     cut(format!("name: \"{}\" id: \"{}\"", attachment.network(), attachment.container_id()))
 }
 

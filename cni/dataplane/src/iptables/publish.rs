@@ -40,7 +40,7 @@ pub(crate) struct Conflict {
 /// The position of a container's entry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// After the entry rules of other containers, as in the reference.
+    /// After the entry rules of other containers, as with the reference plugin.
     Last,
     /// Before those of other containers, so that a mapping of one host address precedes one of all addresses.
     First,

@@ -77,7 +77,7 @@ fn remove_from_chain(
         rules().filter_map(Rule::published).partition(|port| addresses.contains(&port.container));
     let translates = |rule: &&Rule| rule.translation().is_some_and(|to| addresses.contains(&to.ip()));
     let keys: Vec<PortKey> = rules().filter(translates).filter_map(Rule::key).collect();
-    // Both the rules that translate and those that set the mark for the same ports.
+    // The rules that translate, and also those that set the mark for the same ports.
     for rule in rules().filter(|rule| rule.key().is_some_and(|key| keys.contains(&key))) {
         batch.delete(chain, rule);
     }
@@ -123,7 +123,7 @@ pub(crate) struct OwnedChain {
     pub(crate) ports: bool,
 }
 
-/// The chains of containers that rules with a comment of Slipway or the reference jump to.
+/// The chains of containers to which rules with a comment of Slipway or the reference plugins jump.
 pub(crate) fn owned_chains(listing: &Listing) -> BTreeSet<OwnedChain> {
     let mut all = BTreeSet::new();
     for from in ENTRY_CHAINS {

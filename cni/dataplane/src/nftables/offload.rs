@@ -72,7 +72,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         None => BTreeSet::new(),
     };
     session.transact("change the flowtable", |_| {
-        // These reads suffice for the usual case, in which there is nothing to do.
+        // In the usual case, the reads below show that there is nothing to do.
         let layout = session.layout()?;
         let batch = match (uplinks, layout.offloading) {
             (None, None) => return unchanged(()),

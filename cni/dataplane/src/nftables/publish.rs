@@ -143,8 +143,8 @@ impl Job {
             return Ok(None);
         }
         for _ in 0..2 {
-            // This commit does not depend on a generation, so it must not repair anything: a table can look damaged
-            // while it is being flushed, and a repair would make another one.
+            // The commit below does not depend on a generation, so it must not repair anything: a table can look
+            // damaged while it is being flushed, and a repair would make another one.
             let mut base = match session.state()? {
                 State::Ready => Transaction::new(),
                 State::Missing => addresses::bootstrap()?,

@@ -106,8 +106,8 @@ impl RouteSocket {
         if let Some(mac) = new.mac {
             message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
         }
-        // Without a querier, which a bridge of containers does not have, snooping filters nothing, but each port that comes
-        // or goes starts two timers for every other port (`br_port_state_selection`).
+        // Without a querier, which a bridge of containers does not have, snooping filters nothing, but each port that
+        // comes or goes starts two timers for every other port (`br_port_state_selection`).
         let mut settings = vec![InfoBridge::MulticastSnooping(false)];
         if new.vlan_filtering == VlanFiltering::On {
             settings.push(InfoBridge::VlanFiltering(true));

@@ -25,15 +25,15 @@ use crate::netns::Netns;
 pub struct NewVeth<'a> {
     /// Name of the end in the socket's namespace.
     pub name: &'a str,
-    /// Address of that end; none for a random one.
+    /// Address of that end. None for a random one.
     pub mac: Option<Mac>,
     /// Name of the peer.
     pub peer_name: &'a str,
-    /// Address of the peer; none for a random one.
+    /// Address of the peer. None for a random one.
     pub peer_mac: Option<Mac>,
     /// Namespace of the peer.
     pub peer_netns: &'a Netns,
-    /// MTU of both ends in bytes; none for the kernel's default of 1,500.
+    /// MTU of both ends in bytes. None for the kernel's default of 1,500.
     pub mtu: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ pub enum NewKind {
     Macvlan {
         /// Which traffic is possible between links of the same master.
         mode: MacvlanMode,
-        /// Length of the master's queue of broadcasts; none for the kernel's default of 1,000. Since Linux
+        /// Length of the master's queue of broadcasts. None for the kernel's default of 1,000. Since Linux
         /// 5.11; older kernels ignore it.
         broadcast_queue: Option<u32>,
     },
@@ -122,7 +122,7 @@ pub struct NewLink<'a> {
     pub netns: Option<&'a Netns>,
     /// The link's address, or none to let the kernel choose. An ipvlan link has the address of the link below.
     pub mac: Option<Mac>,
-    /// MTU in bytes; none for the kernel's default, that of the link below.
+    /// MTU in bytes. None for the kernel's default, that of the link below.
     pub mtu: Option<u32>,
 }
 
@@ -163,8 +163,8 @@ impl RouteSocket {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(new.name.to_owned()));
         for end in [&mut message, &mut peer] {
-            // By default a kernel since 5.15 makes a queue for each processor and then removes all but one, for which it
-            // waits for a grace period (`veth_init_queues`).
+            // By default a kernel since 5.15 makes a queue for each processor and then removes all but one, for which
+            // it waits for a grace period (`veth_init_queues`).
             end.attributes.extend([LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)]);
         }
         if let Some(mtu) = new.mtu {

@@ -223,7 +223,7 @@ impl RouteSocket {
     }
 
     /// The id of the BPF program at clsact's ingress hook of the link with index `link`, in the filter of
-    /// this priority and handle; none if there is no such filter. Takes one request.
+    /// this priority and handle. None if there is no such filter. Takes one request.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] if there is no such link.

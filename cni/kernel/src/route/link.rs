@@ -32,9 +32,9 @@ pub struct Link {
     /// Alternative names. Before Linux 6.7, a link that was moved to another namespace still lists them, but cannot
     /// be found by them.
     pub alternative_names: Vec<String>,
-    /// Alias (`IFLA_IFALIAS`), a text of at most 255 bytes; empty if there is none.
+    /// Alias (`IFLA_IFALIAS`), a text of at most 255 bytes. Empty if there is none.
     pub alias: String,
-    /// Ethernet address; none for another link layer.
+    /// Ethernet address. None for another link layer.
     pub mac: Option<Mac>,
     /// MTU in bytes.
     pub mtu: u32,
@@ -74,13 +74,13 @@ pub struct Link {
     pub forwards_ipv4: bool,
     /// `net.ipv6.conf.<link>.accept_ra`; 0 without IPv6.
     pub accept_ra: u32,
-    /// `net.ipv6.conf.<link>.forwarding`; false without IPv6.
+    /// `net.ipv6.conf.<link>.forwarding`. False without IPv6.
     pub forwards_ipv6: bool,
     /// True if the kernel has sent a router solicitation on the link since the link came up, and has accepted an
     /// advertisement (`IF_RA_RCVD`, set in `ndisc_router_discovery`). This stays true when the kernel begins to
     /// forward.
     pub has_router: bool,
-    /// `net.ipv6.conf.<link>.disable_ipv6`; false without IPv6.
+    /// `net.ipv6.conf.<link>.disable_ipv6`. False without IPv6.
     pub disables_ipv6: bool,
 }
 
@@ -528,7 +528,7 @@ fn decode_info(info: &[u8], link: &mut Link) {
     }
 }
 
-/// The attribute of this type among nested ones; empty if it is missing.
+/// The attribute of this type among nested ones. Empty if it is missing.
 fn find(nested: &[u8], wanted: impl TryInto<u16>) -> &[u8] {
     let Ok(wanted) = wanted.try_into() else { return &[] };
     message::find(nested, wanted).unwrap_or_default()

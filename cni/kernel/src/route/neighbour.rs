@@ -22,7 +22,7 @@ use crate::mac::Mac;
 pub struct Neighbour {
     /// The IP address.
     pub address: IpAddr,
-    /// Its Ethernet address.
+    /// The neighbour's Ethernet address.
     pub mac: Mac,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Neighbour {
 /// A neighbour in any state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownNeighbour {
-    /// Its Ethernet address; none while the kernel looks for it.
+    /// The neighbour's Ethernet address. None while the kernel looks for it.
     pub mac: Option<Mac>,
     /// True if the entry was set permanently (`NUD_PERMANENT`).
     pub is_permanent: bool,
@@ -170,8 +170,8 @@ impl RouteSocket {
     /// address that [`Self::neighbour`] has returned, which is replaced. Without it, no existing entry is replaced.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] if the link has an entry that is not `known`; [`RouteError::is_not_found`] if the link
-    /// is gone.
+    /// [`RouteError::already_exists`] if the link has an entry that is not `known`; [`RouteError::is_not_found`] if
+    /// the link is gone.
     pub fn introduce_neighbour(
         &self,
         link: &Link,

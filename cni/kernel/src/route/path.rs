@@ -105,7 +105,7 @@ impl RouteScope {
     pub const UNIVERSE: Self = Self(0);
     /// A directly attached network.
     pub const LINK: Self = Self(253);
-    /// This node.
+    /// The node itself.
     pub const HOST: Self = Self(254);
 }
 
@@ -318,7 +318,7 @@ impl RouteSocket {
     /// The default routes of a family in the main table that leave by a link. A route that leads nowhere
     /// (`unreachable`, `blackhole`, …) does not count, although the kernel lists it with the loopback.
     ///
-    /// This consumes the socket, because the list of IPv4 routes is not read to its end: the kernel lists routes by
+    /// Takes the socket by value, because the list of IPv4 routes is not read to its end: the kernel lists routes by
     /// address (`fib_table_dump`), so those to 0.0.0.0 come first, whatever the length of their prefix.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Requests on a socket of one namespace: their flags, and errors that name the operation, its object and the namespace.
+//! Requests on a socket of one namespace: their flags, and errors that name the operation, its object and the
+//! namespace.
 //!
-//! Callers decode replies attribute by attribute: an attribute that a later kernel has changed then costs at most itself,
-//! not the whole list.
+//! Callers decode replies attribute by attribute: an attribute that a later kernel has changed then costs at most
+//! itself, not the whole list.
 
 use std::fmt;
 use std::ops::ControlFlow;

@@ -75,7 +75,7 @@ pub struct WireGuardDevice {
 /// A peer of a WireGuard link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its public key.
+    /// The peer's public key.
     pub key: PublicKey,
     /// The address and port to which packets are sent, as they were set or as the source of the last authenticated
     /// packet.
@@ -92,7 +92,7 @@ pub struct Peer {
 pub enum PeerChange {
     /// Adds a peer or changes one, whose session continues.
     Set {
-        /// Its public key.
+        /// The peer's public key.
         key: PublicKey,
         /// The address and port to which packets are sent. None leaves them unchanged.
         endpoint: Option<SocketAddr>,
@@ -150,9 +150,9 @@ pub struct WireGuardSocket {
 impl WireGuardSocket {
     /// Opens a socket in the calling thread's namespace.
     ///
+    /// # Errors
     /// [`RouteError::is_not_found`] if the kernel has no WireGuard, or if its module is not loaded. Creating a link
     /// loads the module.
-    /// it.
     pub fn open() -> Result<Self, RouteError> {
         let transport =
             Transport::open_protocol(SockProtocol::NetlinkGeneric, "generic netlink", String::new())?;

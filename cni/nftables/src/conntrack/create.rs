@@ -136,7 +136,7 @@ impl NewFlow {
         let seen_reply = if self.seen_reply { SEEN_REPLY } else { 0 };
         let assured = if self.is_assured { ASSURED } else { 0 };
         message.be32(STATUS, CONFIRMED | seen_reply | assured);
-        // Both translations are sent, even if nothing changes, because the kernel may otherwise choose another port.
+        // The two translations are sent, even if nothing changes, because the kernel may otherwise choose another port.
         let is_echo = matches!(original.protocol, ICMP | ICMPV6);
         let target = (!is_echo).then_some(translated.destination_port);
         message.nest(NAT_DESTINATION, |nat| put_nat(nat, translated.destination, target));

@@ -56,7 +56,7 @@ impl Socket {
         self.gather("list chains", message, parse::chain)
     }
 
-    /// The chains of one table; empty if there is no such table.
+    /// The chains of one table. Empty if there is no such table.
     pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
         // Older kernels ignore the table in the request.
         let mut message = get(GET_CHAIN, flag::DUMP, table.family.number());
@@ -99,7 +99,7 @@ impl Socket {
         self.one(&format!("read flowtable {table} {name}"), message, parse::flowtable)
     }
 
-    /// The rules of one chain; empty if there is no such chain.
+    /// The rules of one chain. Empty if there is no such chain.
     pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
         let mut message = get(GET_RULE, flag::DUMP, table.family.number());
         message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
@@ -138,7 +138,7 @@ impl Socket {
         Ok(!found.is_empty())
     }
 
-    /// The named sets and maps of one table; empty if there is no such table.
+    /// The named sets and maps of one table. Empty if there is no such table.
     pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
         let mut message = get(GET_SET, flag::DUMP, table.family.number());
         message.text(uapi::SET_TABLE, &table.name);

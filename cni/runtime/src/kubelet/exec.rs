@@ -43,9 +43,9 @@ pub enum ExecDriverError {
         program: String,
         /// `init`, `setup`, `teardown` or `status`.
         action: &'static str,
-        /// Its exit status, as Go prints it.
+        /// The program's exit status, as Go prints it.
         status: String,
-        /// Its output.
+        /// The program's output.
         output: String,
     },
     /// The program did not finish in time, and was killed.

@@ -25,7 +25,7 @@ pub enum SelectError {
     InvalidName {
         /// The name.
         name: String,
-        /// Its faults.
+        /// What is wrong with the name.
         faults: Vec<String>,
     },
     /// Two drivers have the same name.
@@ -34,9 +34,9 @@ pub enum SelectError {
     /// The driver failed to start.
     #[error("Network plugin {} failed init: {error}", text::quote(name))]
     Init {
-        /// Its name.
+        /// The driver's name.
         name: String,
-        /// Its error.
+        /// The driver's error.
         error: BoxError,
     },
     /// No driver has the name.

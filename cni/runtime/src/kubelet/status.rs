@@ -52,7 +52,7 @@ pub enum StatusError {
 }
 
 impl PodNetworkStatus {
-    /// The status of a pod with these addresses; none without addresses.
+    /// The status of a pod with these addresses. None without addresses.
     #[must_use]
     pub fn new(ips: Vec<IpAddr>) -> Option<Self> {
         Some(Self { kind: KIND, version: VERSION, ip: *ips.first()?, ips })

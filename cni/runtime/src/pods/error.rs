@@ -61,7 +61,7 @@ pub enum PodError {
         pod: String,
         /// The network.
         network: String,
-        /// Its error.
+        /// The error of the operation.
         error: Box<NetworkError>,
     },
     /// The pod's namespace cannot be used.

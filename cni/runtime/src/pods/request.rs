@@ -69,7 +69,7 @@ pub struct Parameters {
     pub ip_ranges: Vec<Vec<IpRange>>,
     /// Further names of the pod.
     pub aliases: Vec<String>,
-    /// The pod's cgroup below its mount point; empty if unknown.
+    /// The pod's cgroup below its mount point. Empty if unknown.
     pub cgroup_path: String,
     /// The pod's annotations.
     pub annotations: BTreeMap<String, String>,

@@ -3,8 +3,8 @@
 //! Decides whether a rule of nf_tables can give different results for the packets of one flow. The encoded
 //! expressions are read as the kernel sends them, because [`cni_nftables`] cannot represent all of them.
 //!
-//! This module lists the expressions that are known to give one result for a whole flow. A rule with any other
-//! expression keeps the flows to which it can apply with netfilter.
+//! Expressions that are known to give one result for a whole flow are listed here. A rule with any other expression
+//! keeps the flows to which it can apply with netfilter.
 //!
 //! The programs carry TCP segments with ACK and without SYN, FIN and RST, and UDP datagrams, but no fragments and no
 //! packets with IP options or extension headers. All numbers are from `linux/netfilter/nf_tables.h`.

@@ -29,7 +29,7 @@ use hold::Held;
 /// How many seconds an ADD relies on slipwayd's last reading of the rules.
 const FOLLOWED_FOR: u64 = 3;
 
-/// Reads the rules; none if there are more than `extent` allows.
+/// Reads the rules. None if there are more than `extent` allows.
 fn read(extent: Extent) -> Result<Option<Held>, Error> {
     let mut held = Held::default();
     let is_whole = tables::read_nftables(&mut held, extent)? && tables::read_legacy(&mut held, extent)?;
@@ -76,7 +76,7 @@ pub(super) fn follow(store: &Store, extent: Extent) -> Result<(), Error> {
         return Ok(());
     };
     let is_other = store.write_held(held.bits, &held.ports)?;
-    // This generation was read before the rules, so rules that have changed since then are read again.
+    // The generation was read before the rules, so rules that have changed since then are read again.
     store.write_generation_read(generation)?;
     if is_other { store.next_epoch() } else { Ok(()) }
 }

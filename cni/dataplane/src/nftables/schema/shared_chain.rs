@@ -55,7 +55,7 @@ const LEAST_HOST_BITS: u8 = 3;
 /// The longest name of a chain, in bytes (`NFT_CHAIN_MAXNAMELEN` in `linux/netfilter/nf_tables.h`, without the NUL).
 const CHAIN_NAME_MAX: usize = 255;
 
-/// Those networks of `elsewhere` to which a container in `network` would not reply through the node, in canonical
+/// The networks of `elsewhere` to which a container in `network` would not reply through the node, in canonical
 /// form.
 pub(crate) fn other_networks(network: &IpNet, elsewhere: &[IpNet]) -> Vec<IpNet> {
     let others = elsewhere.iter().map(IpNet::trunc);

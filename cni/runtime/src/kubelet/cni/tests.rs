@@ -93,7 +93,7 @@ async fn the_first_valid_file_is_the_default_network() {
     stage.write("06-list.conf", r#"{"name": "n", "plugins": [{"type": "bridge"}]}"#);
     stage.write("07-empty.conflist", r#"{"name": "n", "plugins": []}"#);
     assert_eq!(stage.status().await, format!("{uninitialized}No valid networks found in {shown}"));
-    // Their plugins cannot be called.
+    // The plugins of the next two files cannot be called.
     stage.write("08-missing.conf", r#"{"cniVersion": "1.0.0", "name": "n", "type": "missing"}"#);
     let plugins = json!([{"type": "bridge"}, {"type": "old"}, {"type": "missing"}]);
     let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": plugins});
