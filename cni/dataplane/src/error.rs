@@ -58,6 +58,7 @@ pub enum Error {
     IptablesFails {
         program: String,
         table: &'static str,
+        /// What the tool wrote to standard error.
         complaint: String,
     },
     /// Other processes changed the ruleset at every attempt.
@@ -106,6 +107,7 @@ pub enum Error {
     /// A request to the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
+        /// What was attempted, and on which object.
         operation: String,
         source: Cause,
     },

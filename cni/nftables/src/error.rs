@@ -12,11 +12,13 @@ pub enum Error {
     /// The netlink socket cannot be opened.
     #[error("open a netfilter netlink socket: {errno}")]
     Open {
+        /// The system's error.
         errno: Errno,
     },
     /// Sending or receiving failed, or the kernel refused a request.
     #[error("{operation}: {errno}")]
     Io {
+        /// What was attempted, and on which object.
         operation: String,
         errno: Errno,
     },
@@ -55,11 +57,13 @@ pub enum Error {
     #[error("{operation}: unexpected reply: {reason}")]
     Malformed {
         operation: String,
+        /// What is wrong with the reply.
         reason: &'static str,
     },
     /// Other processes changed the ruleset during each attempt to read it.
     #[error("{operation}: the ruleset kept changing while it was read")]
     Unstable {
+        /// The request that was repeated.
         operation: String,
     },
 }

@@ -244,12 +244,14 @@ pub enum PortChoice {
 pub enum Stmt {
     /// Matches fields. Several fields form a concatenation, which needs [`Operand::Set`].
     Match {
+        /// The left-hand side of the comparison.
         fields: Vec<Field>,
         cmp: Cmp,
         to: Operand,
     },
     /// Matches a field after masking it: `meta mark & 0x2000 == 0x2000`.
     Masked {
+        /// The left-hand side of the comparison.
         field: Field,
         mask: Value,
         cmp: Cmp,
@@ -278,6 +280,7 @@ pub enum Stmt {
     /// Applies the verdict of the map element whose key these fields form. If there is no such element, the packet
     /// continues with the next rule.
     Vmap {
+        /// The fields that form the key.
         fields: Vec<Field>,
         map: String,
     },
@@ -294,6 +297,7 @@ pub enum Stmt {
     /// `update @set { field }`: adds the field's value to a set with [`Set::updated`](crate::Set::updated), unless
     /// the set contains it. If that fails, for instance because the set is full, the rule ends there.
     Update {
+        /// The fields that form the key.
         fields: Vec<Field>,
         set: String,
     },

@@ -44,6 +44,7 @@ pub enum Op {
     /// Deletes a set or map that no rule uses.
     DeleteSet {
         table: TableId,
+        /// The name of the set or map.
         set: String,
     },
     /// Adds a flowtable, or devices to an existing one.

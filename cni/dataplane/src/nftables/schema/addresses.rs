@@ -8,7 +8,7 @@
 //!                    ip daddr @addresses4 goto hostports4
 //! ```
 //!
-//! With these sets, the chains `prerouting` and `output` jump here instead of to `hostports4` and `hostports6`. An
+//! With these sets, the chains `prerouting` and `output` go here instead of to `hostports4` and `hostports6`. An
 //! address of a Service that is added later is in no set, so nothing has to be updated. An address that the node gets
 //! later is added by the next ADD or STATUS.
 
