@@ -121,6 +121,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/reports/kernels.md",
             "docs/reports/network-matrix.md",
             "docs/reports/cluster.md",
+            "docs/reports/reliability.md",
             "docs/reports/fuzzing.md",
         ],
     ),
