@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, at, quoted, sample, slipway, within};
+use slipway_tests::{Attach, Proto, addresses_of, at, quoted, sample, slipway, within};
 
 use crate::{PORT, SERVED, Web, World, count};
 
@@ -47,6 +47,76 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
     );
     let left = world.node.ruleset();
     assert!(!left.contains("slipway1"), "{left}");
+}
+
+/// A container is deleted while the command waits for a migration's end, after it has found what the container lacks. Its
+/// link, which the command cannot put back any more, is no failure.
+#[test]
+fn a_container_deleted_while_a_restore_waits_is_no_failure() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    let other = Web::published(&world, &network, "other", PORT + 1);
+    let port = network.cached(&web.attach).expect("a result")["interfaces"][1]["name"].clone();
+    world.node.cmd(&format!("ip link set {} nomaster", port.as_str().expect("a name")));
+    let lock = world.node.run(|| {
+        std::fs::create_dir_all("/run/slipway").expect("make the folder");
+        let file = File::options().create(true).truncate(false).write(true).open("/run/slipway/migrate.lock");
+        let file = file.expect("open the lock");
+        file.lock().expect("lock it");
+        file
+    });
+    let (report, code) = std::thread::scope(|scope| {
+        let restoring = scope.spawn(|| world.restore(""));
+        std::thread::sleep(within(Duration::from_millis(500)));
+        web.leave(&world, &network);
+        drop(lock);
+        restoring.join().expect("no panic")
+    });
+    assert_eq!((code, count(&report, "failed")), (0, 0), "{report:#}");
+    assert!(report.to_string().contains("the container was deleted concurrently"), "{report:#}");
+    let ports = world.node.slipway("ports");
+    assert!(!ports.contains(":8080 ") && ports.contains(&other.ips[0].to_string()), "{ports}");
+}
+
+/// A container is attached anew, in the same namespace, after its ports were restored and before the command ends, as by
+/// `podman network reload`. Its new ports stay, whether the runtime has already stored the new attachment or not.
+#[test]
+fn a_container_attached_anew_during_a_restore_keeps_its_ports() {
+    for (is_stored_soon, subnet) in [(true, 1), (false, 2)] {
+        let world = World::new();
+        let network = world.bridge(subnet);
+        let web = Web::published(&world, &network, "web", PORT);
+        let path = network.cache_path(&web.attach);
+        let file = path.rsplit('/').next().expect("a name");
+        world.node.cmd("nft flush ruleset");
+        let (report, address) = std::thread::scope(|scope| {
+            let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))));
+            for _ in 0..400 {
+                if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            web.leave(&world, &network);
+            let result = network.add(&web.attach).expect("ADD");
+            let address = addresses_of(&result)[0];
+            assert_ne!(address, web.ips[0]);
+            if is_stored_soon {
+                network.write_cache(&web.attach);
+            }
+            let (report, code) = restoring.join().expect("no panic");
+            assert_eq!(code, 0, "{report:#}");
+            (report, address)
+        });
+        let what = if is_stored_soon { "attached anew" } else { "deleted" };
+        assert!(report.to_string().contains(&format!("the container was {what} concurrently")), "{report:#}");
+        network.write_cache(&web.attach);
+        let ports = world.node.slipway("ports");
+        assert!(ports.contains(&format!("{address}:{SERVED}")) && !ports.contains(&web.ips[0].to_string()), "{ports}");
+        let (report, _) = world.restore("--dry-run");
+        assert_eq!(count(&report, "missing"), 0, "{report:#}");
+    }
 }
 
 /// A DEL is delayed between two plugins while restorations run. Nothing that the first plugin has removed may come

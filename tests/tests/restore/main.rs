@@ -76,10 +76,10 @@ impl World {
         Self::told(&self.node.try_slipway(&format!("restore --output json {args}")))
     }
 
-    /// Runs `slipway restore` with a delay before the command checks that this file of the runtime's cache still
-    /// exists.
+    /// Runs `slipway restore` with a delay before each time that the command reads this file of the runtime's cache, but
+    /// the first time.
     fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
-        let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
+        let pause = format!("inject=openat:delay_enter={}:when=2+", pause.as_micros());
         let command = quoted(slipway());
         let words =
             format!("strace -f -qq -o /dev/null -P {file} -e {pause} {command} restore --output json");

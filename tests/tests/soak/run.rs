@@ -67,8 +67,6 @@ struct Worker<'a> {
     /// The index of the network's current name.
     name: usize,
     known: Vec<Known>,
-    /// The containers that were detached in this round.
-    left: BTreeSet<usize>,
 }
 
 fn must<T>(result: Result<T, impl Display>, what: impl Display) -> Outcome<T> {
@@ -128,8 +126,7 @@ impl World {
                 self.flush();
                 Ok(())
             }
-            // A container that goes meanwhile is skipped, or fails.
-            Event::Restore => self.slipway("restore", &[0, 1, 4]),
+            Event::Restore => self.slipway("restore", &[0, 4]),
             Event::Migrate(to) => self.slipway(&format!("migrate --to {to}"), &[0, 4]),
             Event::Gc => {
                 // All containers are valid, because each may be attached at any moment.
@@ -181,10 +178,6 @@ impl Worker<'_> {
             (_, Operation::Status) => {
                 return must(self.networks[self.name].status(), what);
             }
-            // A restoration takes a second ADD with the same ID for the deleted container, until the cache has its result.
-            (Known::Detached, Operation::Add) if event == Event::Restore && self.left.contains(&pod) => {
-                return Ok(());
-            }
             (Known::Detached, Operation::Add) => Known::Attached(self.add(&attach)?, self.name),
             (Known::Attached(_, name), Operation::Add) => {
                 // Under another name, the namespace has the link of the first ADD.
@@ -213,9 +206,6 @@ impl Worker<'_> {
             // DEL is also called for attachments that do not exist.
             _ => self.del(&attach, self.name)?,
         };
-        if !matches!(self.known[pod], Known::Attached(..)) {
-            self.left.insert(pod);
-        }
         Ok(())
     }
 
@@ -394,13 +384,11 @@ pub(crate) fn run(setting: Setting, script: &Script) -> Outcome {
             networks: NAMES.map(|name| world.node.network(list(name, setting))),
             name: 0,
             known: vec![Known::default(); PODS],
-            left: BTreeSet::new(),
         })
         .collect();
     for (number, round) in script.0.iter().enumerate() {
         let in_round = |reason| format!("round {number} with {:?}: {reason}", round.event);
         let is_flushed = round.event == Event::Flush;
-        workers.iter_mut().for_each(|worker| worker.left.clear());
         thread::scope(|scope| {
             let mut all = vec![scope.spawn(|| world.happens(round.event))];
             all.extend(workers.iter_mut().map(|worker| {

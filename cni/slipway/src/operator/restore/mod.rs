@@ -67,6 +67,8 @@ impl Args {
 /// The time between the two checks for a concurrent DEL. The DELs of chained plugins leave a mark (`deletion`). The DEL of
 /// the link's plugin leaves none, but it removes rules and link in one process, which has ended after this time.
 const GRACE: Duration = Duration::from_secs(1);
+/// How often containers that are attached anew again and again are looked at.
+const ROUNDS: u32 = 3;
 /// The time limit for the end of a migration, or of another restoration.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a dry run that found something missing.
@@ -207,13 +209,14 @@ enum Exclusion {
     Held,
 }
 
-/// A restored object, to be checked again.
-struct Restored {
-    /// The index of its row.
+/// A row that is wrong if its container was deleted while the row came about.
+struct Doubtful {
+    /// The index of the row.
     row: usize,
-    /// The index of its container.
+    /// The index of the container.
     container: usize,
-    object: Box<dyn Expected>,
+    /// The object that was restored; none if something failed.
+    restored: Option<Box<dyn Expected>>,
 }
 
 /// One run of the command.
@@ -224,7 +227,7 @@ struct Restoration {
     /// The cached attachments in the order of their ADDs, each with the index of its cache.
     containers: Vec<(usize, Cached)>,
     rows: Vec<Row>,
-    restored: Vec<Restored>,
+    doubtful: Vec<Doubtful>,
     /// The objects that differ.
     differences: Vec<Difference>,
     /// Excludes migrations from the first missing object to the last container.
@@ -268,7 +271,7 @@ impl Restoration {
             caches,
             containers: newest(containers),
             rows,
-            restored: Vec::new(),
+            doubtful: Vec::new(),
             differences: Vec::new(),
             lock: None,
             patience: PATIENCE,
@@ -281,13 +284,18 @@ impl Restoration {
         for number in 0..self.containers.len() {
             self.container(number);
         }
-        self.lock = None;
-        if !self.restored.is_empty() {
+        for _ in 0..ROUNDS {
+            if self.doubtful.is_empty() {
+                break;
+            }
             let since = Instant::now();
-            self.withdraw_deleted();
+            self.review();
             std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
-            self.withdraw_deleted();
+            if self.review() == 0 {
+                break;
+            }
         }
+        self.lock = None;
         Ok(())
     }
 
@@ -325,9 +333,9 @@ impl Restoration {
     fn container(&mut self, number: usize) {
         let Some((_, cached)) = self.containers.get(number) else { return };
         let owner = cached.attachment.clone();
-        let row = |state, reason| Row::new(Some(owner), "container", state, reason);
+        let row = |state, reason| Row::new(Some(owner.clone()), "container", state, reason);
         let objects = match self.node.liveness(cached) {
-            Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+            Err(error) => return self.doubt(number, row(State::Failed, error.to_string()), None),
             Ok(Liveness::WithoutAddress(reason)) => {
                 self.rows.push(row(State::Skipped, reason));
                 return self.name_what_is_missing(number);
@@ -337,18 +345,23 @@ impl Restoration {
                 return self.rows.push(row(state, reason));
             }
             Ok(Liveness::Attached) => match expected_of(cached) {
-                Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+                Err(error) => return self.doubt(number, row(State::Failed, error.to_string()), None),
                 Ok(objects) => objects,
             },
         };
-        let owner = cached.attachment.clone();
         for object in objects {
             let row = self.restore(&owner, object.as_ref());
-            if row.state == State::Restored {
-                self.restored.push(Restored { row: self.rows.len(), container: number, object });
+            match row.state {
+                State::Restored => self.doubt(number, row, Some(object)),
+                State::Failed => self.doubt(number, row, None),
+                _ => self.rows.push(row),
             }
-            self.rows.push(row);
         }
+    }
+
+    fn doubt(&mut self, container: usize, row: Row, restored: Option<Box<dyn Expected>>) {
+        self.doubtful.push(Doubtful { row: self.rows.len(), container, restored });
+        self.rows.push(row);
     }
 
     /// Names what is missing for a container that is skipped because it lost an address, with the commands that help.
@@ -416,26 +429,55 @@ impl Restoration {
         Ok(Exclusion::New)
     }
 
-    /// Removes the restored objects of containers that were deleted concurrently.
-    fn withdraw_deleted(&mut self) {
-        let Self { node, caches, containers, rows, restored, .. } = self;
-        restored.retain(|one| {
-            let Some((number, cached)) = containers.get(one.container) else { return false };
-            let is_cached = caches.get(*number).map(|cache| cache.remembers(&cached.attachment));
-            let is_attached = matches!(is_cached, Some(Ok(true) | Err(_)))
-                && matches!(node.liveness(cached), Ok(Liveness::Attached) | Err(_));
-            if is_attached {
-                return true;
-            }
-            let Some(row) = rows.get_mut(one.row) else { return false };
-            (row.state, row.reason) = match one.object.take_away() {
-                Ok(()) => {
-                    (State::Skipped, "the container was deleted concurrently: removed again".to_owned())
-                }
-                Err(error) => (State::Failed, format!("the container was deleted concurrently: {error}")),
+    /// Looks again at the containers for which something was restored or failed. Removes the restored objects of those that
+    /// were deleted meanwhile, and restores what those lack that were attached anew, whose number is returned.
+    fn review(&mut self) -> usize {
+        let mut anew: Vec<usize> = Vec::new();
+        for doubtful in std::mem::take(&mut self.doubtful) {
+            let Some((cache, cached)) = self.containers.get(doubtful.container).cloned() else { continue };
+            let now = self.caches.get(cache).map(|cache| cache.get(&cached.attachment));
+            let liveness = self.node.liveness(&cached);
+            let is_same = match &now {
+                Some(Ok(Some(now))) => (now.written, &now.result) == (cached.written, &cached.result),
+                Some(Err(_)) => true,
+                Some(Ok(None)) | None => false,
             };
-            false
-        });
+            if is_same && matches!(liveness, Ok(Liveness::Attached) | Err(_)) {
+                self.doubtful.push(doubtful);
+                continue;
+            }
+            let (what, is_anew) = match &now {
+                Some(Ok(Some(_))) if !is_same => ("the container was attached anew concurrently", true),
+                _ => ("the container was deleted concurrently", false),
+            };
+            // If the container has its link, but not the addresses, an ADD may have made the objects with other values.
+            let is_ours =
+                |object: &dyn Expected| matches!(liveness, Ok(Liveness::Gone(_))) || object.check().is_ok();
+            let (state, reason) = match doubtful.restored.as_deref() {
+                Some(object) if is_ours(object) => match object.take_away() {
+                    Ok(()) => (State::Skipped, format!("{what}: removed again")),
+                    Err(error) => (State::Failed, format!("{what}: {error}")),
+                },
+                _ => (State::Skipped, what.to_owned()),
+            };
+            if let Some(row) = self.rows.get_mut(doubtful.row) {
+                (row.state, row.reason) = (state, reason);
+            }
+            if !is_anew {
+                // The runtime stores a new attachment only after its ADD, so the next review may find one.
+                self.doubtful.push(doubtful);
+            } else if let Some(Ok(Some(now))) = now
+                && !anew.contains(&doubtful.container)
+            {
+                anew.push(doubtful.container);
+                self.containers.push((cache, now));
+            }
+        }
+        let first = self.containers.len() - anew.len();
+        for number in first..self.containers.len() {
+            self.container(number);
+        }
+        anew.len()
     }
 }
 
