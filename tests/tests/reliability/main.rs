@@ -10,7 +10,9 @@
 
 mod backends;
 mod beside;
+mod clock;
 mod commands;
+mod power_cut;
 mod stage;
 
 use serde_json::Value;

@@ -17,6 +17,16 @@ pub(super) struct Row {
 /// All rows. A test belongs to the first row that names it.
 pub(super) const ROWS: &[Row] = &[
     Row {
+        name: "power",
+        tries: "a power cut, at each flush of the disk's cache and between two flushes",
+        tests: &["reliability::power_cut::"],
+    },
+    Row {
+        name: "clock",
+        tries: "a clock that jumps by a day, to 1970 and to 2106",
+        tests: &["reliability::clock::"],
+    },
+    Row {
         name: "calls",
         tries: "a kill, and an error, at the system calls of plugins and commands",
         tests: &[
@@ -67,7 +77,6 @@ pub(super) const ROWS: &[Row] = &[
 
 /// The disturbances that this task does not try, and the task that does.
 pub(super) const ELSEWHERE: &[(&str, &str)] = &[
-    ("power", "no test replays the writes of a disk"),
     ("kernels", "cargo xtask vm-test"),
     ("parsers", "cargo xtask fuzz"),
 ];
@@ -111,7 +120,8 @@ mod tests {
 
     #[test]
     fn a_test_has_one_row() {
-        assert_eq!(row_of("reliability::bridge::killed_in_add"), Some(0));
+        assert_eq!(row_of("reliability::bridge::killed_in_add"), Some(2));
+        assert_eq!(row_of("reliability::power_cut::a"), Some(0));
         assert_eq!(row_of("reliability_of_others::a"), None);
         assert_eq!(suites(&["soak".to_owned()]), ["soak"]);
         assert!(suites(&[]).len() > 8);

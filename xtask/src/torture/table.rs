@@ -120,7 +120,7 @@ mod tests {
         table.add(&verdict("soak::a", None, ""));
         table.add(&verdict("foreign::a", Some("x"), ""));
         assert_eq!(table.found(), 1);
-        let text = table.text(|row| row < 2);
+        let text = table.text(|row| ["calls", "random"].contains(&ROWS[row].name));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("calls ") && lines[1].ends_with("  1      6.0 s"), "{text}");
         assert!(lines[1].contains("  20 failing calls, 3 kills, 2 tests, 1 skipped  "), "{text}");

@@ -61,6 +61,7 @@ const TOOLS: &[&str] = &[
     "kill",
     "kmod",
     "ln",
+    "losetup",
     "ls",
     "lsmod",
     "mkdir",
