@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite,
+    Request, WriteFlags,
 };
 
 use crate::{Node, Random};
@@ -35,7 +36,10 @@ pub const RECORDED_DISKS: &str = "FUSE, loop devices and mkfs.ext4";
 /// Something that the disk was asked to do.
 #[derive(Debug)]
 pub enum DiskEvent {
-    Write { at: usize, data: Vec<u8> },
+    Write {
+        at: usize,
+        data: Vec<u8>,
+    },
     /// Everything that was written before must be on the disk.
     Flush,
 }
@@ -118,7 +122,10 @@ impl<'a> RecordedDisk<'a> {
 
 impl fmt::Debug for RecordedDisk<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordedDisk").field("device", &self.device).field("events", &self.position()).finish()
+        f.debug_struct("RecordedDisk")
+            .field("device", &self.device)
+            .field("events", &self.position())
+            .finish()
     }
 }
 

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Node, RECORDED_DISKS, Random, RecordedDisk, address_of, quoted, sample, skip, slipway, slipway_only, tally,
+    Node, RECORDED_DISKS, Random, RecordedDisk, address_of, quoted, sample, skip, slipway, slipway_only,
+    tally,
 };
 
 const DISK: &str = "/var/lib/cni";
@@ -101,7 +102,10 @@ fn reservations(node: &Node, network: &str) -> BTreeMap<String, String> {
     let folder = format!("{DISK}/networks/{network}");
     let names = node.reserved(network);
     let owner = |name: &String| node.read(&format!("{folder}/{name}")).unwrap_or_default();
-    names.iter().map(|name| (name.clone(), owner(name).lines().next().unwrap_or_default().to_owned())).collect()
+    names
+        .iter()
+        .map(|name| (name.clone(), owner(name).lines().next().unwrap_or_default().to_owned()))
+        .collect()
 }
 
 /// What is wrong on a node that booted with this content of the disk.
@@ -138,7 +142,9 @@ fn faults_on(node: &Node, cut: usize, steps: &[Step]) -> Vec<String> {
         let file = cached.iter().find(|name| name.starts_with(&format!("{network}-{owner}-")));
         let result = file.and_then(|name| node.read(&format!("{DISK}/results/{name}"))).unwrap_or_default();
         if owner.is_empty() || !result.contains(address.as_str()) {
-            found.push(format!("{pod} with {address} was lost: reserved for {owner:?}, stored result {result:?}"));
+            found.push(format!(
+                "{pod} with {address} was lost: reserved for {owner:?}, stored result {result:?}"
+            ));
         }
         if network == FLANNEL && !delegations.contains(&owner) {
             found.push(format!("the delegated configuration of {pod} was lost: {delegations:?}"));
@@ -163,7 +169,9 @@ fn faults_on(node: &Node, cut: usize, steps: &[Step]) -> Vec<String> {
     for pod in known {
         found.extend(call(node, Verb::Del, pod).err());
     }
-    found.extend((1..ROOM).filter_map(|number| add(&format!("next{number}"))).filter(|fault| !fault.contains("got")));
+    found.extend(
+        (1..ROOM).filter_map(|number| add(&format!("next{number}"))).filter(|fault| !fault.contains("got")),
+    );
     let reserved = reservations(node, "pods");
     if reserved.len() != ROOM || reserved.values().collect::<BTreeSet<_>>().len() != ROOM {
         found.push(format!("addresses are blocked: {reserved:?}"));

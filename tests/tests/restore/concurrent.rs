@@ -93,7 +93,9 @@ fn a_container_attached_anew_during_a_restore_keeps_its_ports() {
         let (report, address) = std::thread::scope(|scope| {
             let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))));
             for _ in 0..400 {
-                if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
+                if world.node.ruleset().contains("hostports4 {")
+                    && world.node.slipway("ports").contains("8080")
+                {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(5));
@@ -113,7 +115,10 @@ fn a_container_attached_anew_during_a_restore_keeps_its_ports() {
         assert!(report.to_string().contains(&format!("the container was {what} concurrently")), "{report:#}");
         network.write_cache(&web.attach);
         let ports = world.node.slipway("ports");
-        assert!(ports.contains(&format!("{address}:{SERVED}")) && !ports.contains(&web.ips[0].to_string()), "{ports}");
+        assert!(
+            ports.contains(&format!("{address}:{SERVED}")) && !ports.contains(&web.ips[0].to_string()),
+            "{ports}"
+        );
         let (report, _) = world.restore("--dry-run");
         assert_eq!(count(&report, "missing"), 0, "{report:#}");
     }

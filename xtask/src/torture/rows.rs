@@ -76,10 +76,8 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// The disturbances that this task does not try, and the task that does.
-pub(super) const ELSEWHERE: &[(&str, &str)] = &[
-    ("kernels", "cargo xtask vm-test"),
-    ("parsers", "cargo xtask fuzz"),
-];
+pub(super) const ELSEWHERE: &[(&str, &str)] =
+    &[("kernels", "cargo xtask vm-test"), ("parsers", "cargo xtask fuzz")];
 
 /// The index of the row of a test.
 pub(super) fn row_of(title: &str) -> Option<usize> {
