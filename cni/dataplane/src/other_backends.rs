@@ -33,7 +33,8 @@ impl OtherBackends {
     /// Reads the names through `session`, if there is one, because closing an additional socket would wait for the
     /// ruleset's lock.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
-        let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
+        let legacy =
+            iptables::legacy_has_nat(AddressFamily::V4)? || iptables::legacy_has_nat(AddressFamily::V6)?;
         let without = Self { session: None, iptables: legacy, reference: false, tables: Vec::new() };
         let session = match session.map_or_else(Session::open, Ok) {
             Ok(session) => session,

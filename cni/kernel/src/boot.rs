@@ -13,7 +13,7 @@ pub fn uptime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Identifier of the current boot (`/proc/sys/kernel/random/boot_id`, random(4)). Empty without `/proc`.
+/// Identifier of the current boot (`/proc/sys/kernel/random/boot_id`, random(4)). Empty if it cannot be read.
 #[must_use]
 pub fn id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()

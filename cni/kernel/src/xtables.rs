@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "reading a table is a socket option that nix does not wrap")]
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -44,13 +45,22 @@ pub struct XtablesError {
 
 /// True if this network namespace has the table. The first request for a table creates it, and it stays until
 /// the namespace is deleted.
-#[must_use]
-pub fn has_table(family: AddressFamily, table: &str) -> bool {
+///
+/// # Errors
+/// The kernel's error, with the table's name. A kernel without these tables is no error.
+pub fn has_table(family: AddressFamily, table: &str) -> Result<bool, XtablesError> {
     let file = match family {
         AddressFamily::V4 => "/proc/thread-self/net/ip_tables_names",
         AddressFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
-    fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
+    match fs::read_to_string(file) {
+        Ok(names) => Ok(names.lines().any(|name| name == table)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => {
+            let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+            Err(XtablesError { table: table.to_owned(), tables: tables_name(family), errno })
+        }
+    }
 }
 
 /// A table's properties without its rules. They are cheap to read, however many rules there are.
@@ -68,7 +78,7 @@ pub struct TableInfo {
 /// # Errors
 /// The kernel's error, with the table's name.
 pub fn info(family: AddressFamily, table: &str) -> Result<Option<TableInfo>, XtablesError> {
-    if !has_table(family, table) {
+    if !has_table(family, table)? {
         return Ok(None);
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
@@ -83,7 +93,7 @@ pub fn info(family: AddressFamily, table: &str) -> Result<Option<TableInfo>, Xta
 /// # Errors
 /// The kernel's error, with the table's name.
 pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, XtablesError> {
-    if !has_table(family, table) {
+    if !has_table(family, table)? {
         return Ok(Vec::new());
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
@@ -162,7 +172,7 @@ pub struct RawChain {
 /// # Errors
 /// The kernel's error, with the table's name.
 pub fn rules(family: AddressFamily, table: &str) -> Result<Vec<RawChain>, XtablesError> {
-    if !has_table(family, table) {
+    if !has_table(family, table)? {
         return Ok(Vec::new());
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
@@ -179,7 +189,7 @@ pub fn rules(family: AddressFamily, table: &str) -> Result<Vec<RawChain>, Xtable
 /// # Errors
 /// The kernel's error, with the table's name.
 pub fn contains(family: AddressFamily, table: &str, texts: &[Vec<u8>]) -> Result<bool, XtablesError> {
-    if !has_table(family, table) {
+    if !has_table(family, table)? {
         return Ok(false);
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };

@@ -53,7 +53,7 @@ impl Detector {
 
     fn has_chain(&self, place: Place, table: TableName, names: &[&str]) -> Result<bool, Error> {
         if place.variant == Variant::Legacy {
-            if !legacy::has_table(place.family, table) {
+            if !legacy::has_table(place.family, table)? {
                 return Ok(false);
             }
             let ours = table == TableName::Nat

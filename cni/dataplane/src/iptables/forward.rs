@@ -74,7 +74,7 @@ fn chain(place: Place) -> Result<Option<Policy>, Error> {
                 chain.map_err(|error| Error::kernel(format!("read chain {table} {FORWARD}"), error))?;
             Ok(chain.and_then(|chain| chain.base).map(|base| base.policy))
         }
-        Variant::Legacy if !legacy::has_table(place.family, TableName::Filter) => Ok(None),
+        Variant::Legacy if !legacy::has_table(place.family, TableName::Filter)? => Ok(None),
         Variant::Legacy => {
             let table = Tools::new(place, TableName::Filter).print_table()?;
             Ok(policy(&table))

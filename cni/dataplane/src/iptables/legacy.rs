@@ -22,12 +22,12 @@ fn failed(error: XtablesError) -> Error {
 }
 
 /// True if the nat table exists.
-pub(crate) fn has_nat(family: AddressFamily) -> bool {
+pub(crate) fn has_nat(family: AddressFamily) -> Result<bool, Error> {
     has_table(family, TableName::Nat)
 }
 
-pub(super) fn has_table(family: AddressFamily, table: TableName) -> bool {
-    xtables::has_table(family, table.as_str())
+pub(super) fn has_table(family: AddressFamily, table: TableName) -> Result<bool, Error> {
+    xtables::has_table(family, table.as_str()).map_err(failed)
 }
 
 /// True if the rules of a table contain one of these texts.

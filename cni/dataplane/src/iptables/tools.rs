@@ -179,7 +179,7 @@ impl Tools {
         match self.variant {
             Variant::Nft => self.read_nft(chains),
             // The tool would create a table that does not exist.
-            Variant::Legacy if !legacy::has_table(self.family, self.table) => Ok(Listing::default()),
+            Variant::Legacy if !legacy::has_table(self.family, self.table)? => Ok(Listing::default()),
             Variant::Legacy => Ok(Listing::parse_chains(&self.print_table()?, self.table, chains)),
         }
     }
@@ -386,7 +386,8 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
             }
         };
         let stdout = read_all(stdout);
-        let stderr = errors.join().unwrap_or_default();
+        // Only a message, without which the exit status is reported.
+        let stderr = errors.join().ok().and_then(Result::ok).unwrap_or_default();
         drop(ended);
         let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
         Ok((stdout, stderr, written, killer.join().unwrap_or_default()))
@@ -402,6 +403,8 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
         // reason.
         written.map_err(|e| failed("write to", e))?;
     }
+    // Without a part of the output, a chain would seem to be empty.
+    let stdout = stdout.map_err(|e| failed("read the output of", e))?;
     Ok(Output { status, stdout, stderr })
 }
 
@@ -409,13 +412,12 @@ fn text(run: &Output) -> String {
     String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
-fn read_all(from: Option<impl Read>) -> Vec<u8> {
+fn read_all(from: Option<impl Read>) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(mut from) = from {
-        // A read error means that the program failed, which its exit status shows.
-        let _ = from.read_to_end(&mut bytes);
+        from.read_to_end(&mut bytes)?;
     }
-    bytes
+    Ok(bytes)
 }
 
 #[cfg(test)]

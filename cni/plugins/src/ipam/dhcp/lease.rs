@@ -224,6 +224,13 @@ impl Lease {
         lease
     }
 
+    /// True if the machine was booted since the lease was granted. False if a boot ID could not be read, because a lease
+    /// that is dropped by mistake leaves its container with an address that the server may give to others.
+    pub(super) fn is_of_earlier_boot(&self) -> bool {
+        let boot = boot::id();
+        !boot.is_empty() && !self.boot.is_empty() && self.boot != boot
+    }
+
     /// Extends the lease from now on.
     pub(super) fn extend(&mut self, terms: &Terms) {
         self.since = boot::uptime().as_secs();

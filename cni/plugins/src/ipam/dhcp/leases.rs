@@ -14,7 +14,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cni_kernel::boot;
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
 use cni_spec::{AddResult, CniError, ErrorCode};
@@ -131,14 +130,13 @@ impl Leases {
             log::error!("{error}");
             Vec::new()
         });
-        let boot = boot::id();
         for name in names.iter().filter(|name| *name != LOCK) {
             match read(&self.store, name) {
                 Ok(None) => {}
                 Ok(Some(lease)) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
                     log::error!("{name:?} is ignored: it has the lease of {}", lease.owner.client_id());
                 }
-                Ok(Some(lease)) if lease.boot != boot => {
+                Ok(Some(lease)) if lease.is_of_earlier_boot() => {
                     log::info!("{}: lease of an earlier boot, removed", lease.owner.client_id());
                     if let Err(error) = self.store.remove(name) {
                         log::error!("{error}");
@@ -376,6 +374,7 @@ fn logged(owner: &Owner, error: &ExchangeError) -> CniError {
 
 #[cfg(test)]
 mod tests {
+    use cni_kernel::boot;
     use std::net::Ipv4Addr;
     use std::path::PathBuf;
 

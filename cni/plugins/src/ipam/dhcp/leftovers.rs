@@ -6,7 +6,6 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cni_kernel::boot;
 use cni_kernel::dir::{self, DirError, DurableDir};
 use cni_kernel::lock::FileLock;
 use nix::errno::Errno;
@@ -83,7 +82,7 @@ pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> 
 /// ignored.
 fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
     match read(dir, name) {
-        Ok(lease) => Ok(lease.is_some_and(|lease| lease.boot == boot::id())),
+        Ok(lease) => Ok(lease.is_some_and(|lease| !lease.is_of_earlier_boot())),
         Err(FileError::File(error)) if error.errno().is_some() => Err(error),
         Err(error) => {
             log::warn!("{}: {error}", dir.path().join(name).display());

@@ -67,11 +67,12 @@ pub(super) fn legacy_chains() -> String {
     for (family, name) in [(AddressFamily::V4, "iptables-legacy"), (AddressFamily::V6, "ip6tables-legacy")] {
         for table in ["nat", "filter", "mangle", "raw"] {
             // Reading a missing table would load it.
-            if !xtables::has_table(family, table) {
-                continue;
-            }
-            let chains =
-                xtables::chains(family, table).map_or_else(|e| e.to_string(), |chains| chains.join(" "));
+            let chains = match xtables::has_table(family, table) {
+                Ok(false) => continue,
+                Ok(true) => xtables::chains(family, table),
+                Err(error) => Err(error),
+            };
+            let chains = chains.map_or_else(|e| e.to_string(), |chains| chains.join(" "));
             let _written = writeln!(text, "{name} -t {table}: {chains}");
         }
     }
