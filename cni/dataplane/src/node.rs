@@ -318,10 +318,11 @@ pub fn repair_own_table() -> Result<(), Error> {
     }
 }
 
-/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID in
-/// another namespace has its own record.
-pub fn is_recorded_with(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
-    match Session::open().and_then(|session| record::is_with(&session, attachment, netns)) {
+/// True if a record of the attachment, in any backend, is about another namespace than this one, because a later ADD with
+/// the same ID has made it. Every ADD makes its record before or together with its rules, so rules without a record are not
+/// a later ADD's: a concurrent DEL may have removed their record.
+pub fn is_recorded_elsewhere(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
+    match Session::open().and_then(|session| record::is_of_another(&session, attachment, netns)) {
         Err(Error::NoNfTables(_)) => Ok(false),
         other => other,
     }

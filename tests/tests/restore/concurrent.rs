@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, addresses_of, at, quoted, sample, slipway, within};
+use slipway_tests::{
+    Attach, IPTABLES, Proto, addresses_of, at, has_iptables, needs, quoted, sample, slipway, within,
+};
 
 use crate::{PORT, SERVED, Web, World, count};
 
@@ -47,6 +49,36 @@ fn a_container_deleted_during_a_restore_keeps_nothing() {
     );
     let left = world.node.ruleset();
     assert!(!left.contains("slipway1"), "{left}");
+}
+
+/// As the test before, with iptables, and the DEL removes the container's record after the command has written it. The
+/// chains have no record then, which does not make them another container's.
+#[test]
+fn chains_whose_record_a_del_removed_are_withdrawn() {
+    needs!(has_iptables(), IPTABLES);
+    let world = World::new();
+    let network = world.network(1, "bridge", [json!({}), json!({"backend": "iptables"})]);
+    let web = Web::published(&world, &network, "web", PORT);
+    let path = network.cache_path(&web.attach);
+    let file = path.rsplit('/').next().expect("a name");
+    world.node.cmd("nft flush ruleset");
+    let dnat = || world.node.cmd("iptables-save -t nat").matches("CNI-DN-").count();
+    assert_eq!(dnat(), 0);
+    let (report, code) = std::thread::scope(|scope| {
+        let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))));
+        for _ in 0..400 {
+            if dnat() > 0 && world.node.slipway("ports").contains("8080") {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(dnat() > 0, "the port was not restored");
+        world.node.cmd("nft flush map inet slipway owners");
+        web.vanish();
+        world.node.cmd(&format!("rm {path}"));
+        restoring.join().expect("no panic")
+    });
+    assert_eq!((code, dnat()), (0, 0), "{report:#}");
 }
 
 /// A container is deleted while the command waits for a migration's end, after it has found what the container lacks. Its

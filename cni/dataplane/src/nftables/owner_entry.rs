@@ -144,14 +144,15 @@ pub(crate) fn records(session: &Session, attachment: &Attachment) -> Result<Vec<
     Ok(all)
 }
 
-/// True if an entry of the attachment, of any kind, names this namespace.
-pub(crate) fn is_with(
+/// True if an entry of the attachment, of any kind, names another namespace than this one, or one that cannot be read.
+pub(crate) fn is_of_another(
     session: &Session,
     attachment: &Attachment,
     netns: &ContainerNetns,
 ) -> Result<bool, Error> {
     let records = records(session, attachment)?;
-    Ok(records.iter().flatten().any(|record| record.netns.is_same(netns)))
+    let is_here = |record: &Option<Record>| record.as_ref().is_some_and(|record| record.netns.is_same(netns));
+    Ok(!records.iter().all(is_here))
 }
 
 /// Looks in our maps for a living owner of one of these ports that is another container.

@@ -94,7 +94,7 @@ impl Expected for Masqueraded {
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        if node::is_recorded_with(&self.request.attachment, &self.request.netns)? {
+        if !node::is_recorded_elsewhere(&self.request.attachment, &self.request.netns)? {
             self.dataplane.withdraw(&Withdrawal::of(&self.request.attachment, Kinds::Masquerade))?;
         }
         Ok(())

@@ -209,13 +209,13 @@ enum Exclusion {
     Held,
 }
 
-/// A row that is wrong if its container was deleted while the row came about.
+/// A row that is wrong if its container was deleted while the command restored it.
 struct Doubtful {
     /// The index of the row.
     row: usize,
     /// The index of the container.
     container: usize,
-    /// The object that was restored; none if something failed.
+    /// The object that was restored. None if something failed, or if the object is not to be removed any more.
     restored: Option<Box<dyn Expected>>,
 }
 
@@ -433,7 +433,7 @@ impl Restoration {
     /// were deleted meanwhile, and restores what those lack that were attached anew, whose number is returned.
     fn review(&mut self) -> usize {
         let mut anew: Vec<usize> = Vec::new();
-        for doubtful in std::mem::take(&mut self.doubtful) {
+        for mut doubtful in std::mem::take(&mut self.doubtful) {
             let Some((cache, cached)) = self.containers.get(doubtful.container).cloned() else { continue };
             let now = self.caches.get(cache).map(|cache| cache.get(&cached.attachment));
             let liveness = self.node.liveness(&cached);
@@ -453,15 +453,19 @@ impl Restoration {
             // If the container has its link, but not the addresses, an ADD may have made the objects with other values.
             let is_ours =
                 |object: &dyn Expected| matches!(liveness, Ok(Liveness::Gone(_))) || object.check().is_ok();
-            let (state, reason) = match doubtful.restored.as_deref() {
-                Some(object) if is_ours(object) => match object.take_away() {
-                    Ok(()) => (State::Skipped, format!("{what}: removed again")),
-                    Err(error) => (State::Failed, format!("{what}: {error}")),
-                },
-                _ => (State::Skipped, what.to_owned()),
-            };
-            if let Some(row) = self.rows.get_mut(doubtful.row) {
-                (row.state, row.reason) = (state, reason);
+            let mut outcome = (State::Skipped, what.to_owned());
+            if let Some(object) = doubtful.restored.take_if(|object| is_ours(object.as_ref())) {
+                match object.take_away() {
+                    Ok(()) => outcome.1.push_str(": removed again"),
+                    Err(error) => {
+                        outcome = (State::Failed, format!("{what}: {error}"));
+                        doubtful.restored = Some(object);
+                    }
+                }
+            }
+            // A row of an earlier review stays, unless its object could not be removed then.
+            if let Some(row) = self.rows.get_mut(doubtful.row).filter(|row| row.state != State::Skipped) {
+                (row.state, row.reason) = outcome;
             }
             if !is_anew {
                 // The runtime stores a new attachment only after its ADD, so the next review may find one.
