@@ -21,7 +21,7 @@ use crate::{AddressFamily, Backend, Error};
 /// Docker's table where it uses nftables without iptables.
 const DOCKER: &str = "docker-bridges";
 
-/// What kind of chain it is, which decides about the commands for it.
+/// The kind of chain that drops packets. The commands that help depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
     /// FORWARD of iptables, which jumps to DOCKER-USER, Docker's chain for administrators.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! What slipwayd tells the programs: which rules decide about single packets, and what is at the containers' links.
+//! Tells the programs, for slipwayd, which rules decide about single packets, and what is attached to the containers'
+//! links.
 
 use super::rules::{self, Extent};
 use super::{containers, setup, store};

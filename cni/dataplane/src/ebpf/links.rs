@@ -161,7 +161,7 @@ fn is_limited(link: &Link) -> Result<bool, Error> {
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
-/// What is on the node's side of a container's interface.
+/// The other end of a container's interface, as far as the node has one.
 pub(super) enum HostEnd {
     Link(Link),
     /// The interface is not a veth, or its peer is not in this namespace.

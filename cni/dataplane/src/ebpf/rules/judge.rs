@@ -51,8 +51,7 @@ enum Loaded {
     Service(usize, Congestion),
 }
 
-/// What has become of the bits that report congestion (RFC 3168) in a register. They differ between the packets of a
-/// flow.
+/// Whether a register still has the bits that report congestion (RFC 3168), which differ between the packets of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Congestion {
     /// All are as in the packet.
@@ -438,7 +437,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What is loaded after a mask.
+/// The content of a register after a mask was applied to it.
 fn mask(loaded: Loaded, congestion_bits: u8, body: &[u8]) -> Loaded {
     let xor = data(body, 5).unwrap_or_default();
     let has_xor = xor.iter().any(|byte| *byte != 0);

@@ -42,8 +42,8 @@ const COUNT_AGAIN: Duration = Duration::from_millis(500);
 ///
 /// Has the kernel trace packets to this address and port, a few a second at most, and prints what each chain did with them,
 /// also chains of other programs. The rule for this ends with the command, from Linux 5.12 also if it is killed; before, the
-/// next trace removes it. No packet is sent. Packets
-/// that BPF programs carry past netfilter are counted only; rules of iptables-legacy are not shown.
+/// next trace removes it. No packet is sent. Packets that BPF programs carry past netfilter are counted only; rules of
+/// iptables-legacy are not shown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
