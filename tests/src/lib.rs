@@ -128,5 +128,5 @@ pub use sniffer::{Frame, Sniffer};
 pub use space::{CommandOutput, Space, in_namespace, quoted};
 pub use steady::{Deliveries, SteadyFlow, Stop};
 pub use tally::tally;
-pub use traffic::{Answer, Flow, Proto, QUICK, Server, at};
+pub use traffic::{AT_ONCE, Answer, Flow, Proto, QUICK, Server, at};
 pub use tun::TunWire;

@@ -23,6 +23,11 @@ use crate::space::Space;
 /// about a millisecond if a server does reply.
 pub const QUICK: Duration = Duration::from_millis(700);
 
+/// The time limit of a client that gets its reply at once, unless its first packets are lost because other tests fill
+/// the processor's queue: the kernel repeats a SYN after one second and after three. A node that uses an outdated
+/// neighbour needs at least eight seconds to notice it.
+pub const AT_ONCE: Duration = Duration::from_millis(3500);
+
 /// The interval after which a datagram is sent again.
 const RESEND: Duration = Duration::from_millis(250);
 

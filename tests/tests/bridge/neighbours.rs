@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Pod, Proto, QUICK, address_of, at, has_ipv6, is_peer, peer_fails, within};
+use slipway_tests::{
+    AT_ONCE, Attach, Node, Pod, Proto, address_of, at, has_ipv6, is_peer, peer_fails, within,
+};
 
 use super::pair::{add, network, outer};
 
@@ -42,8 +44,8 @@ fn a_new_container_is_found_without_a_frame_to_the_others() {
         let address = address_of(&result, 0);
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", name);
         let (in_, out) = (
-            node.request_from(Proto::Tcp, None, at(address, 80), within(QUICK)),
-            pod.request_from(Proto::Tcp, None, at(gateway, 80), within(QUICK)),
+            node.request_from(Proto::Tcp, None, at(address, 80), within(AT_ONCE)),
+            pod.request_from(Proto::Tcp, None, at(gateway, 80), within(AT_ONCE)),
         );
         assert!(in_.is_ok_and(|answer| answer.who == name), "{name}");
         assert!(out.is_ok_and(|answer| answer.who == "node"), "{name}");
@@ -101,7 +103,7 @@ fn an_address_of_a_former_container_is_reached_at_once() {
         let server = pod.serve(Proto::Tcp, "[::]:80", name);
         let reached = addresses.iter().all(|ip| {
             [&*node, &*near].iter().all(|from| {
-                let answer = from.request_from(Proto::Tcp, None, at(*ip, 80), within(QUICK));
+                let answer = from.request_from(Proto::Tcp, None, at(*ip, 80), within(AT_ONCE));
                 answer.is_ok_and(|answer| answer.who == name)
             })
         });
@@ -148,7 +150,7 @@ fn an_address_of_a_second_range_is_announced() {
         let pod = add(name, [first, 7]);
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", name);
         let to = at(Ipv4Addr::new(10, 1, 3, 7), 80);
-        let answer = near.request_from(Proto::Tcp, None, to, within(QUICK));
+        let answer = near.request_from(Proto::Tcp, None, to, within(AT_ONCE));
         assert!(answer.is_ok_and(|answer| answer.who == name), "{name}");
         network(&node, &json!({})).del(&Attach::new(&pod)).expect("DEL");
         pod.remove();
