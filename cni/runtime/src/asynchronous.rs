@@ -137,12 +137,14 @@ impl Runtime {
         self.blocking(move |store| {
             let is_cached = store.remembers(&attachment)?;
             // If the attachment is not cached and nothing would be undone, the answer does not matter.
-            let has_interface = (is_cached || undo) && has_interface(&netns, attachment.ifname());
+            let has_interface =
+                if is_cached || undo { has_interface(&netns, attachment.ifname()) } else { Some(false) };
             // A namespace has a loopback even without an attachment.
-            if is_cached && has_interface && attachment.ifname() != LOOPBACK {
+            if is_cached && has_interface == Some(true) && attachment.ifname() != LOOPBACK {
                 return Err(NetworkError::Attached(attachment));
             }
-            Ok(has_interface)
+            // What may belong to an earlier ADD must not be undone.
+            Ok(has_interface.unwrap_or(true))
         })
         .await
     }
@@ -198,7 +200,7 @@ impl Runtime {
     ) -> Result<(), NetworkError> {
         let Settings { path, keep_going, .. } = &self.settings;
         let (of, name) = (network.clone(), attachment.clone());
-        let result = self.blocking(move |store| Ok(store.result_for_del(&of, &name))).await?;
+        let result = self.blocking(move |store| store.result_for_del(&of, &name)).await?;
         self.drive(&mut Del::new(network, container, path, result).keep_going(*keep_going)).await?;
         let name = attachment.clone();
         self.blocking(move |store| {
@@ -367,12 +369,13 @@ impl Drop for CancelOnDrop {
 /// The name of the interface that the kernel makes in each namespace.
 const LOOPBACK: &str = "lo";
 
-/// True if a namespace has an interface with that name. False if the interface cannot be looked up, because the
-/// plugins will report the cause.
-fn has_interface(netns: &Path, ifname: &str) -> bool {
-    let look = || {
-        let netns = Netns::open(netns).ok()?;
-        RouteSocket::open_in(&netns).ok()?.find_link(ifname).ok()?
+/// True if a namespace has an interface with that name. None if the interface cannot be looked up, for instance because
+/// the process has no descriptor left; the plugins will report the cause.
+fn has_interface(netns: &Path, ifname: &str) -> Option<bool> {
+    let netns = match Netns::open(netns) {
+        Ok(netns) => netns,
+        Err(error) => return error.is_gone().then_some(false),
     };
-    look().is_some()
+    let found = RouteSocket::open_in(&netns).and_then(|socket| socket.find_link(ifname));
+    found.map(|link| link.is_some()).ok()
 }

@@ -209,13 +209,11 @@ impl Cache {
     /// The attachments of a container in the order of their ADDs. Files that cannot be used are logged and left out.
     ///
     /// # Errors
-    /// [`DirError`] if the directory cannot be listed.
+    /// [`DirError`] if the directory cannot be listed, or if the system lacks descriptors or memory to read a file.
     pub fn of_container(&self, id: &str) -> Result<Vec<Cached>, DirError> {
         let inside = format!("-{id}-");
         let (mut all, faults) = self.read_named(|name| name.to_string_lossy().contains(&inside))?;
-        for fault in faults {
-            log::warn!("{}: {}", fault.path.display(), fault.error);
-        }
+        lasting(faults)?;
         all.retain(|cached| cached.attachment.container_id() == id);
         Ok(all)
     }
@@ -277,12 +275,31 @@ impl Cache {
         };
         let written = file.metadata().and_then(|data| data.modified()).ok();
         let mut bytes = Vec::new();
-        file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(CacheError::Read)?;
+        let failed = |error| DirError::of_file("read", &self.results.path().join(name), &error);
+        file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
         if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
             return Err(CacheError::TooLarge(LIMIT));
         }
         Ok(Some(Content { bytes, written }))
     }
+}
+
+/// Logs and returns the files that stay unusable.
+///
+/// # Errors
+/// The first error of a file that could not be read for lack of descriptors or memory: its attachment may be in order,
+/// and a caller that left it out would take it for deleted.
+pub(crate) fn lasting(faults: Vec<Fault>) -> Result<Vec<PathBuf>, DirError> {
+    faults
+        .into_iter()
+        .map(|Fault { path, error }| match error {
+            CacheError::Directory(error) if error.is_shortage() => Err(error),
+            error => {
+                log::warn!("{}: {error}", path.display());
+                Ok(path)
+            }
+        })
+        .collect()
 }
 
 fn file_name(attachment: &Attachment) -> OsString {
@@ -390,6 +407,17 @@ mod tests {
                 "dns": {},
             },
         })
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_now_is_an_error() {
+        let path = PathBuf::from("/results/pods-c1-eth0");
+        let fault = |error| Fault { path: path.clone(), error };
+        let unread =
+            |errno| CacheError::Directory(DirError::System { operation: "open", path: path.clone(), errno });
+        assert!(lasting(vec![fault(unread(nix::errno::Errno::EMFILE))]).is_err());
+        let damaged = vec![fault(unread(nix::errno::Errno::EIO)), fault(CacheError::Form("EOF".to_owned()))];
+        assert_eq!(lasting(damaged).unwrap(), [path.clone(), path.clone()]);
     }
 
     fn parsed(file: &Value) -> Result<Cached, String> {

@@ -164,12 +164,9 @@ impl NetworkError {
 /// The reason why a file of the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The file cannot be opened.
+    /// The file cannot be opened or read.
     #[error(transparent)]
     Directory(#[from] DirError),
-    /// Reading failed.
-    #[error("read the file: {0}")]
-    Read(std::io::Error),
     /// The file is larger than a cache file can be.
     #[error("larger than {0} bytes")]
     TooLarge(u64),

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use cni_spec::{AddResult, Attachment};
 
-use crate::cache::{Cache, Cached};
+use crate::cache::{Cache, Cached, lasting};
 use crate::container::Container;
-use crate::error::NetworkError;
+use crate::error::{CacheError, NetworkError};
 use crate::exec::CallOptions;
 use crate::lock::{Held, Locks};
 use crate::network::Network;
@@ -78,15 +78,30 @@ impl Store {
             .map_err(|error| NetworkError::Remembered { network: attachment.network().to_owned(), error })
     }
 
-    /// The result of the ADD, for a DEL. A result that cannot be read is ignored.
-    pub(crate) fn result_for_del(&self, network: &Network, attachment: &Attachment) -> Option<AddResult> {
+    /// The result of the ADD, for a DEL. A result that stays unusable is ignored.
+    pub(crate) fn result_for_del(
+        &self,
+        network: &Network,
+        attachment: &Attachment,
+    ) -> Result<Option<AddResult>, NetworkError> {
         if !Del::takes_result(network) {
-            return None;
+            return Ok(None);
         }
-        self.result(attachment).unwrap_or_else(|error| {
-            log::warn!("{error}");
-            None
-        })
+        match self.result(attachment) {
+            // Some plugins find what they made only by the result, which the DEL deletes.
+            Err(NetworkError::Cache(error)) if error.is_shortage() => Err(error.into()),
+            Err(NetworkError::Remembered { network, error: CacheError::Directory(error) })
+                if error.is_shortage() =>
+            {
+                let error = CacheError::Directory(error);
+                Err(NetworkError::Remembered { network, error })
+            }
+            Err(error) => {
+                log::warn!("{error}");
+                Ok(None)
+            }
+            found => found,
+        }
     }
 
     pub(crate) fn forget(&self, attachment: &Attachment) -> Result<(), NetworkError> {
@@ -123,9 +138,7 @@ impl Store {
     pub(crate) fn of_network(&self, network: &Network) -> Result<Vec<Cached>, NetworkError> {
         let Some(cache) = Cache::open(&self.cache)? else { return Ok(Vec::new()) };
         let (mut all, faults) = cache.read()?;
-        for fault in faults {
-            log::warn!("{}: {}", fault.path.display(), fault.error);
-        }
+        lasting(faults)?;
         all.retain(|one| one.attachment.network() == network.name());
         Ok(all)
     }

@@ -41,6 +41,31 @@ fn del_of_a_renamed_flannel_network_removes_what_the_chained_plugins_have_made()
     }
 }
 
+/// As for the other interface plugins, a runtime calls DEL after an ADD that was refused because the interface belongs to
+/// another network.
+#[test]
+fn del_of_a_flannel_network_beside_another_one_leaves_that_alone() {
+    slipway_only!();
+    let node = Node::new();
+    node.own_etc();
+    node.write(
+        "/run/flannel/subnet.env",
+        "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n",
+    );
+    let mut file = flannel("first");
+    file["cniVersion"] = "1.0.0".into();
+    node.write("/etc/cni/net.d/10-first.conflist", file.to_string());
+    let (first, second) = (node.network(flannel("first")), node.network(flannel("second")));
+    let pod = node.pod("web");
+    first.add(&attach(&pod)).expect("ADD");
+    let before = state(&node);
+    assert!(second.add(&attach(&pod)).is_err());
+    second.del(&attach(&pod)).expect("DEL");
+    before.assert_same(&state(&node));
+    first.del(&attach(&pod)).expect("DEL");
+    assert!(!pod.has_link("eth0") && node.reserved("first").is_empty());
+}
+
 #[test]
 fn del_of_a_renamed_host_device_network_frees_the_address() {
     slipway_only!();

@@ -118,11 +118,18 @@ fn del_of_a_network_beside_another_one_leaves_that_alone() {
     let pod = node.pod("web");
     first.add(&attach(&pod)).expect("ADD");
     // As with the reference plugin, the backup file of tuning is named only after the container and the interface.
-    let state = |node: &Node| state(node).without(&["/run/cni/tuning"]);
+    let state = |node: &Node| state(node).without(&["/run/cni/tuning", "10-first.conflist"]);
     let before = state(&node);
     assert!(second.add(&attach(&pod)).is_err());
     second.del(&attach(&pod)).expect("DEL");
     before.assert_same(&state(&node));
+    // An installer is writing the file at this moment.
+    let text = file.to_string();
+    for part in [&text[..0], &text[..text.len() / 2]] {
+        node.write("/etc/cni/net.d/10-first.conflist", part);
+        second.del(&attach(&pod)).expect("DEL");
+        before.assert_same(&state(&node));
+    }
     // As the control, the first network counts as a former name of the second once its configuration is gone.
     node.cmd("rm /etc/cni/net.d/10-first.conflist");
     second.del(&attach(&pod)).expect("DEL");

@@ -3,6 +3,7 @@
 //! Pods: `slipwayd` and the underlying manager in cni-runtime, with our plugins and the reference plugins.
 
 mod commands;
+mod errors;
 mod follow;
 mod kill;
 mod parallel;

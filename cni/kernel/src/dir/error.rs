@@ -45,6 +45,12 @@ pub enum DirError {
 }
 
 impl DirError {
+    /// The error of an operation on a file that was opened in the directory.
+    #[must_use]
+    pub fn of_file(operation: &'static str, path: &Path, error: &std::io::Error) -> Self {
+        io(operation, path, error)
+    }
+
     /// The system's error, if the system refused the operation.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
@@ -58,6 +64,14 @@ impl DirError {
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
+    }
+
+    /// True if the system lacked descriptors or memory at that moment. The file may be in order, and another attempt may
+    /// succeed.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::ENOBUFS, Errno::EAGAIN];
+        self.errno().is_some_and(|errno| shortages.contains(&errno))
     }
 
     /// True if the name is taken.

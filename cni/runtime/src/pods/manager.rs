@@ -16,11 +16,11 @@ use tokio::sync::watch;
 use super::directory::{Directory, Networks};
 use super::error::{PodError, PodVerb, several};
 use super::journal::{Journal, Planned};
-use super::matching::{attachments_of, is_attachment, is_requested, lookup, names, requested};
+use super::matching::{attachments_of, is_attachment, is_requested, lookup, named, names, requested};
 use super::request::{Attach, Pod};
 use super::sandbox::{self, Loopback};
 use super::steps::{in_sandbox, lock_pod, of_network, on_files, on_thread, remove, settled};
-use crate::cache::{Cache, Cached};
+use crate::cache::{Cache, Cached, lasting};
 use crate::container::Container;
 use crate::error::NetworkError;
 use crate::exec::{CallOptions, Cancel};
@@ -387,7 +387,7 @@ impl Manager {
             None => Ok(Held::nothing()),
         });
         let held = Arc::new(lock.await?);
-        let (cached, noted) = (self.attachments().await?, self.noted().await?);
+        let ((cached, unusable), noted) = (self.read_cache().await?, self.noted().await?);
         let mut keep: Vec<Attachment> = Vec::new();
         for pod in valid {
             let of_pod = cached.iter().filter(|one| one.attachment.container_id() == pod.sandbox);
@@ -398,6 +398,11 @@ impl Manager {
         let mut all: BTreeMap<String, Network> =
             cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
         all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
+        // The plugins would take the attachment of a file that cannot be used for deleted.
+        let pairs = valid.iter().flat_map(|pod| all.keys().map(move |network| (network, &pod.sandbox)));
+        for (network, sandbox) in pairs {
+            keep.extend(unusable.iter().filter_map(|file| named(file, network, sandbox)));
+        }
         let is_valid = |one: &Planned| valid.iter().any(|pod| pod.sandbox == one.container.id);
         let (valid, stale): (Vec<_>, Vec<_>) = noted.into_iter().partition(is_valid);
         for one in &valid {
@@ -430,15 +435,25 @@ impl Manager {
     /// All cached attachments in the order of their ADDs. Files that cannot be used are logged and left out.
     ///
     /// # Errors
-    /// [`PodError::Runtime`] if the cache cannot be listed.
+    /// [`PodError::Runtime`] if the cache cannot be listed, or if the system lacks descriptors or memory to read a file.
     pub async fn attachments(&self) -> Result<Vec<Cached>, PodError> {
+        Ok(self.read_cache().await?.0)
+    }
+
+    /// The files of the cache that cannot be used, for instance because they are damaged. Each may be about an attachment,
+    /// which its name tells: `NETWORK-SANDBOX-IFNAME`.
+    ///
+    /// # Errors
+    /// As for [`Manager::attachments`].
+    pub async fn unusable_files(&self) -> Result<Vec<PathBuf>, PodError> {
+        Ok(self.read_cache().await?.1)
+    }
+
+    async fn read_cache(&self) -> Result<(Vec<Cached>, Vec<PathBuf>), PodError> {
         let read = |cache: &Path| {
-            let Some(cache) = Cache::open(cache)? else { return Ok(Vec::new()) };
+            let Some(cache) = Cache::open(cache)? else { return Ok(Default::default()) };
             let (all, faults) = cache.read()?;
-            for fault in faults {
-                log::warn!("{}: {}", fault.path.display(), fault.error);
-            }
-            Ok(all)
+            Ok((all, lasting(faults)?))
         };
         Ok(self.inner.runtime.blocking(move |store| read(&store.cache)).await?)
     }

@@ -2,6 +2,8 @@
 
 //! Interprets a pod's request: its networks, the names of its interfaces, and attachments that already exist.
 
+use std::path::Path;
+
 use cni_spec::Attachment;
 
 use super::directory::Networks;
@@ -55,6 +57,13 @@ pub(super) fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment
     Ok(all)
 }
 
+/// The attachment of this network and sandbox that a file of the cache is about by its name, `NETWORK-SANDBOX-IFNAME`.
+pub(super) fn named(file: &Path, network: &str, sandbox: &str) -> Option<Attachment> {
+    let name = file.file_name()?.to_str()?;
+    let ifname = name.strip_prefix(network)?.strip_prefix('-')?.strip_prefix(sandbox)?.strip_prefix('-')?;
+    Attachment::new(network, sandbox, ifname).ok()
+}
+
 /// True if this known attachment is the one that the pod requests: it has the same network and, if the request names
 /// an interface, the same interface. `ifname` is the interface that a set-up would use.
 pub(super) fn is_requested(known: &Planned, attach: &Attach, ifname: &str) -> bool {
@@ -88,5 +97,18 @@ mod tests {
         assert!(is_meant(Some("storage"), None) && is_meant(Some("storage"), Some("net1")));
         assert!(!is_meant(Some("storage"), Some("eth0")) && !is_meant(Some("pods"), None));
         assert!(!is_meant(None, None) && is_meant(None, Some("net1")));
+    }
+
+    #[test]
+    fn a_file_of_the_cache_names_its_attachment() {
+        let is =
+            |file: &str, network, sandbox| named(Path::new(file), network, sandbox).map(|it| it.to_string());
+        let attachment = |ifname| Attachment::new("a-b", "s-1", ifname).unwrap().to_string();
+        assert_eq!(is("/results/a-b-s-1-eth0", "a-b", "s-1"), Some(attachment("eth0")));
+        assert_eq!(is("a-b-s-1-net-1", "a-b", "s-1"), Some(attachment("net-1")));
+        for (network, sandbox) in [("a-b", "s"), ("a", "s-1"), ("a-b", "s-1-eth0"), ("a-b-s-1-eth0", "")] {
+            let other = is("a-b-s-1-eth0", network, sandbox);
+            assert!(other != Some(attachment("eth0")), "{network} {sandbox} {other:?}");
+        }
     }
 }

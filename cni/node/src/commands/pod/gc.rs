@@ -53,7 +53,14 @@ pub(super) async fn execute(options: &Options, cancel: &Cancel) -> Result<(), Po
     manager.gc(&valid, &call_options(cancel)).await?;
     // A network with `disableGC` keeps its attachments.
     let left = attached_sandboxes(&manager).await?;
-    let is_valid = |sandbox: &String| keep.contains(sandbox) || left.contains(sandbox);
+    let unusable = manager.unusable_files().await?;
+    // A damaged file may be about an attachment to such a network.
+    let may_be_attached = |sandbox: &str| {
+        let inside = format!("-{sandbox}-");
+        unusable.iter().any(|file| file.to_string_lossy().contains(&inside))
+    };
+    let is_valid =
+        |sandbox: &String| keep.contains(sandbox) || left.contains(sandbox) || may_be_attached(sandbox);
     for sandbox in netns::sandboxes()?.iter().filter(|sandbox| !is_valid(sandbox)) {
         netns::delete(sandbox)?;
     }

@@ -168,7 +168,7 @@ impl OwnLinks {
         if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
             let link = container.route.find_link(attachment.ifname()).map_err(failed)?;
             if let Some(link) = link.filter(|link| link.kind == LinkKind::Veth) {
-                let owner = owner_of(&host, &link);
+                let owner = owner_of(&host, &link)?;
                 if is_its_or_unknown(owner.as_ref(), attachment) {
                     let inner = Some((container, link));
                     return Ok(Self { host, inner, outer: Vec::new(), other: None });
@@ -199,9 +199,13 @@ impl OwnLinks {
 }
 
 /// The owner of the container's end of a pair, by its peer's alias.
-fn owner_of(host: &Host, link: &Link) -> Option<Owner> {
-    let outer = host.route.link_by_index(link.peer?).ok()?;
-    Owner::from_comment(&outer.alias)
+fn owner_of(host: &Host, link: &Link) -> Result<Option<Owner>, CniError> {
+    let Some(peer) = link.peer else { return Ok(None) };
+    match host.route.link_by_index(peer) {
+        Ok(outer) => Ok(Owner::from_comment(&outer.alias)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// True unless a link names another owner. The reference plugins write no alias.

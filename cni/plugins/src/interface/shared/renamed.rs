@@ -55,9 +55,23 @@ pub(crate) fn del(
 
 /// True if a runtime still has a network of that name, so that it was not renamed. A runtime also calls DEL after an
 /// ADD that was refused because the interface belongs to another network.
+///
+/// A file that cannot be used may be that network's, for instance if an installer is writing it at this moment. So it
+/// counts as well: what is left of a renamed network is removed later, but a running container would lose its network.
 pub(crate) fn is_configured(network: &str) -> bool {
-    let files = config::load_all(Path::new(config::DIRECTORY)).unwrap_or_default();
-    files.iter().any(|file| file.network.as_ref().is_ok_and(|one| one.name() == network))
+    match config::load_all(Path::new(config::DIRECTORY)) {
+        Ok(files) => files.into_iter().any(|file| match file.network {
+            Ok(one) => one.name() == network,
+            Err(error) => {
+                log::warn!("{} may be the network {network}: {error}", file.path.display());
+                true
+            }
+        }),
+        Err(error) => {
+            log::warn!("whether {network} is configured is not known: {error}");
+            true
+        }
+    }
 }
 
 /// DEL of everything that an attachment under another name of the network owns.
@@ -133,6 +147,8 @@ fn known_elsewhere(request: &Request<'_>) -> Result<Vec<Attachment>, CniError> {
             .and_then(|cache| cache.map_or(Ok(Vec::new()), |cache| cache.of_container(own.container_id())));
         match cached {
             Ok(cached) => known.extend(cached.into_iter().map(|cached| cached.attachment)),
+            // Repeated, the DEL finds the attachments.
+            Err(error) if error.is_shortage() => return Err(CniError::new(ErrorCode::Io, error.to_string())),
             Err(error) => log::debug!("{error}"),
         }
     }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use cni_dataplane::namespace_record;
 use cni_dataplane::owner::{AttachmentHash, Owner};
-use cni_kernel::route::{Link, RouteSocket};
+use cni_kernel::route::{Link, RouteError, RouteSocket};
 use cni_spec::{Attachment, NetConf};
 use cni_state::host_local::Range;
 use serde::Deserialize;
@@ -132,7 +132,11 @@ impl Avoidance {
     /// The index of the network in which a container that may be alive has the address.
     fn in_the_way(&self, address: IpAddr) -> Option<usize> {
         let mut holders = self.others.as_ref()?.numbered_holders(address);
-        holders.find(|(_, holder)| self.is_in_the_way(holder)).map(|(network, _)| network)
+        // A reservation that cannot be read may be of a container that is alive.
+        let is_in_the_way = |holder: &Result<Holder, StoreError>| {
+            holder.as_ref().map_or(true, |holder| self.is_in_the_way(holder))
+        };
+        holders.find(|(_, holder)| is_in_the_way(holder)).map(|(network, _)| network)
     }
 
     fn is_in_the_way(&self, holder: &Holder) -> bool {
@@ -141,12 +145,14 @@ impl Avoidance {
             RouteSocket::open().inspect_err(|error| log::debug!("links of other networks: {error}")).ok()
         });
         let Some(route) = route else { return may_live() };
-        match (host_end(route, &holder.owner), &self.bridge) {
+        let Ok(host_end) = host_end(route, &holder.owner) else { return true };
+        match (host_end, &self.bridge) {
             // The link exists as long as its namespace does, even if the path is gone. A link that has not joined a
             // bridge yet may join any.
-            (Some(Link { master: Some(index), .. }), Some(bridge)) => {
-                route.link_by_index(index).is_ok_and(|master| master.name == *bridge)
-            }
+            (Some(Link { master: Some(index), .. }), Some(bridge)) => match route.link_by_index(index) {
+                Ok(master) => master.name == *bridge,
+                Err(error) => !error.is_not_found(),
+            },
             (Some(_), _) => true,
             (None, _) => may_live(),
         }
@@ -154,11 +160,16 @@ impl Avoidance {
 }
 
 /// The node's end of an attachment's pair, by the owner in its alias.
-fn host_end(route: &RouteSocket, attachment: &Attachment) -> Option<Link> {
+fn host_end(route: &RouteSocket, attachment: &Attachment) -> Result<Option<Link>, RouteError> {
     let hash = AttachmentHash::of(attachment);
     let is_its =
         |link: &Link| Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == hash);
-    host_names(attachment).filter_map(|name| route.find_link(&name).ok().flatten()).find(is_its)
+    for name in host_names(attachment) {
+        if let Some(link) = route.find_link(&name)?.filter(is_its) {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
 }
 
 fn taken_of(others: &OtherNetworks, network: usize) -> Option<Taken> {

@@ -67,6 +67,8 @@ pub(crate) fn with_reservations_of(
         match owns {
             Ok(addresses) if addresses.is_empty() => {}
             Ok(_) => found.push(other),
+            // Repeated, the call finds the reservation.
+            Err(error) if error.is_shortage() => return Err(error.into()),
             // The directory may hold files of others, too.
             Err(error) => log::debug!("reservations of network {network}: {error}"),
         }
@@ -117,16 +119,14 @@ pub(crate) fn claim(
     };
     let shared = or_warn(FileLock::share_directory(&dir, LOCK_LIMIT));
     let others = OtherNetworks::beside(dir.path(), &config.name)?;
-    if addresses.iter().all(|address| others.holders(*address).is_empty()) {
+    if others.holders_of_any(addresses)?.is_empty() {
         return Ok(Claim { _lock: shared });
     }
     drop(shared);
     let exclusive = or_warn(FileLock::on_directory(&dir, LOCK_LIMIT));
     let others = OtherNetworks::beside(dir.path(), &config.name)?;
-    for address in addresses {
-        for holder in others.holders(*address) {
-            refuse(*address, &holder.owner)?;
-        }
+    for (address, holder) in others.holders_of_any(addresses)? {
+        refuse(address, &holder.owner)?;
     }
     Ok(Claim { _lock: exclusive })
 }
@@ -174,32 +174,45 @@ impl OtherNetworks {
         &self.names
     }
 
-    /// The number of a network and its reservation, for each network that has reserved the address.
-    pub(super) fn numbered_holders(&self, address: IpAddr) -> impl Iterator<Item = (usize, Holder)> {
-        self.names
-            .iter()
-            .enumerate()
-            .filter_map(move |(at, network)| Some((at, self.holder(network, address)?)))
+    /// The number of a network and its reservation, for each network that has reserved the address, or whose
+    /// reservation cannot be read.
+    pub(super) fn numbered_holders(
+        &self,
+        address: IpAddr,
+    ) -> impl Iterator<Item = (usize, Result<Holder, StoreError>)> {
+        let numbered = self.names.iter().enumerate();
+        numbered.filter_map(move |(at, network)| Some((at, self.holder(network, address).transpose()?)))
     }
 
-    fn holders(&self, address: IpAddr) -> Vec<Holder> {
-        self.numbered_holders(address).map(|(_, holder)| holder).collect()
+    fn holders_of_any(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, Holder)>, StoreError> {
+        let of = |address: &IpAddr| {
+            let address = *address;
+            self.numbered_holders(address).map(move |(_, holder)| Ok((address, holder?)))
+        };
+        addresses.iter().flat_map(of).collect()
     }
 
-    fn holder(&self, network: &str, address: IpAddr) -> Option<Holder> {
+    fn holder(&self, network: &str, address: IpAddr) -> Result<Option<Holder>, StoreError> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let path = self.data_dir.join(network).join(address.to_string());
-        let mut file = File::from(open(&path, flags, Mode::empty()).ok()?);
-        if !file.metadata().is_ok_and(|data| data.is_file()) {
-            return None;
+        let failed = |errno| StoreError::System { operation: "read", path: path.clone(), errno };
+        let mut file = match open(&path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            // There is none, or it is a symbolic link or a socket.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENXIO) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        let of_file = |error: io::Error| failed(Errno::from_raw(error.raw_os_error().unwrap_or_default()));
+        if !file.metadata().map_err(of_file)?.is_file() {
+            return Ok(None);
         }
         let mut bytes = Vec::new();
-        file.by_ref().take(LARGEST).read_to_end(&mut bytes).ok()?;
-        let Content::Owned(text) = Content::of(&bytes) else { return None };
+        file.by_ref().take(LARGEST).read_to_end(&mut bytes).map_err(of_file)?;
+        let Content::Owned(text) = Content::of(&bytes) else { return Ok(None) };
         let text = String::from_utf8_lossy(&text);
         let (id, ifname) = owner::names(&text);
-        let owner = Attachment::new(network, id, ifname?).ok()?;
-        Some(Holder { owner, namespace: mark::read(&file, &boot_id()) })
+        let owner = ifname.and_then(|ifname| Attachment::new(network, id, ifname).ok());
+        Ok(owner.map(|owner| Holder { owner, namespace: mark::read(&file, &boot_id()) }))
     }
 
     /// The reservations of a network.
@@ -243,7 +256,8 @@ mod tests {
         std::os::unix::fs::symlink("10.0.0.2", old.join("10.0.0.3")).unwrap();
         nix::unistd::mkfifo(&old.join("10.0.0.4"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         let others = OtherNetworks::beside(temp.path(), "own").unwrap();
-        let found = [2, 3, 4].map(|last| others.holders(IpAddr::from([10, 0, 0, last])).len());
+        let found =
+            [2, 3, 4].map(|last| others.holders_of_any(&[IpAddr::from([10, 0, 0, last])]).unwrap().len());
         assert_eq!(found, [1, 0, 0]);
     }
 

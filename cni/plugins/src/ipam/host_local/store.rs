@@ -61,6 +61,13 @@ pub enum StoreError {
     System { operation: &'static str, path: PathBuf, errno: Errno },
 }
 
+impl StoreError {
+    /// True if the system lacked descriptors or memory at that moment.
+    pub(super) fn is_shortage(&self) -> bool {
+        matches!(self, Self::Dir(error) if error.is_shortage())
+    }
+}
+
 /// The directories of one network.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -230,13 +237,18 @@ impl Store {
     }
 
     /// Visits the file of every address in the directory.
+    ///
+    /// # Errors
+    /// The directory cannot be listed, or the system lacks descriptors or memory to read a file. Otherwise the index would
+    /// hold the address without its owner, whose DEL would find nothing.
     pub(super) fn scan(&self, mut visit: impl FnMut(IpAddr, Entry)) -> Result<(), StoreError> {
         let names = self.dir.list()?;
         for address in names.iter().filter_map(|name| owner::address(name.to_str()?)) {
             match self.entry(address) {
                 Ok(Some(entry)) => visit(address, entry),
                 Ok(None) => {}
-                // An unreadable file is neither free nor torn.
+                Err(error) if error.is_shortage() => return Err(error),
+                // A file that stays unreadable is neither free nor torn.
                 Err(error) => {
                     log::warn!("{error}");
                     visit(address, Entry::Foreign);

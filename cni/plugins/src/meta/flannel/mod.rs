@@ -99,6 +99,10 @@ impl Plugin for Flannel {
             }
         };
         let former = former_name(&config, attachment);
+        if former.is_none() && saved.is_of_another(attachment).map_err(|e| io(&e))? {
+            log::info!("{attachment} is left alone: the interface belongs to another network");
+            return Ok(());
+        }
         let (kind, bytes) = (kind(&config), bytes(config));
         let delegated = || delegate::other(&kind, request.env, "DEL", &bytes).map(drop);
         match former {
@@ -184,10 +188,14 @@ pub(crate) fn delegate(config: &NetConf) -> Result<Vec<u8>, CniError> {
     Ok(bytes(keys.delegate(config, Some(&subnet_env(&keys)?))?))
 }
 
-/// True if the container has a link of the interface's name. False if its namespace cannot be opened, because the
-/// delegate will report the cause.
+/// True if the container has a link of the interface's name, or if its namespace cannot be opened for a moment: the
+/// delegate will report the cause, and nothing of an earlier ADD must be undone then.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
-    let Ok(container) = Container::open(request.netns.as_deref()) else { return Ok(false) };
+    let container = match Container::open_if_there(request.netns.as_deref()) {
+        Ok(Some(container)) => container,
+        Ok(None) => return Ok(false),
+        Err(_) => return Ok(true),
+    };
     Ok(container.route.find_link(request.attachment.ifname()).map_err(link_failed)?.is_some())
 }
 

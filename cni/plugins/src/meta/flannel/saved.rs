@@ -100,6 +100,13 @@ impl Saved {
         Ok(config.filter(|config| is_of(config, attachment.network())))
     }
 
+    /// True if the attachment's own file is about the same interface in another network. A runtime also calls DEL after
+    /// an ADD that was refused because the interface belongs to that network.
+    pub(super) fn is_of_another(&self, attachment: &Attachment) -> Result<bool, DirError> {
+        let config = self.ours.read(name(attachment), LIMIT)?.as_deref().and_then(whole);
+        Ok(config.is_some_and(|config| !is_of(&config, attachment.network())))
+    }
+
     /// Removes the attachment's files. The reference's file stays as long as another attachment of the container has a
     /// file.
     pub(super) fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {

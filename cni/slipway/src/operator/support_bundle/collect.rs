@@ -309,7 +309,7 @@ fn why(error: &CacheError) -> String {
         CacheError::Kind(kind) => format!("of an unknown kind, {}", length(kind)),
         CacheError::Name(_) => "file name does not match the attachment inside".to_owned(),
         CacheError::Directory(error) => error.errno().map_or_else(|| "no file".to_owned(), |e| e.to_string()),
-        CacheError::Read(_) | CacheError::TooLarge(_) | CacheError::BareResult => error.to_string(),
+        CacheError::TooLarge(_) | CacheError::BareResult => error.to_string(),
     }
 }
 

@@ -2,10 +2,10 @@
 
 //! DEL and GC of the plugins that make a single link. They do not depend on the current configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
-use cni_kernel::netns::Netns;
+use cni_kernel::netns::{Netns, NetnsError};
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_spec::{Attachment, CniError};
 
@@ -94,22 +94,28 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
     let mut failures = Failures::default();
     let own = Netns::current().map_err(failed)?.id();
     for path in named_namespaces()? {
-        let route = match open(&path) {
-            Ok((netns, route)) if netns.id() != own => route,
+        let netns = match Netns::open(&path) {
+            Ok(netns) if netns.id() != own => netns,
             Ok(_) => continue,
             // The namespace is being removed, or the file is not a namespace.
-            Err(error) => {
+            Err(error) if error.is_gone() || matches!(error, NetnsError::WrongKind { .. }) => {
                 log::debug!("search for dead links: {error}");
                 continue;
             }
+            Err(error) => {
+                failures.collect(Err(failed(error)));
+                continue;
+            }
         };
-        let dead = route.links().map_err(failed).map(|mut links| {
-            links.retain(is_dead);
-            links
-        });
-        match dead {
-            Ok(dead) => dead.iter().for_each(|link| failures.collect(delete(&route, link))),
-            Err(error) => failures.collect(Err(error)),
+        let links = RouteSocket::open_in(&netns).and_then(|route| Ok((route.links()?, route)));
+        match links {
+            Ok((links, route)) => {
+                links
+                    .iter()
+                    .filter(|link| is_dead(link))
+                    .for_each(|link| failures.collect(delete(&route, link)));
+            }
+            Err(error) => failures.collect(Err(failed(error))),
         }
     }
     failures.into_result()
@@ -125,14 +131,14 @@ fn is_single(kind: &LinkKind) -> bool {
 
 fn named_namespaces() -> Result<Vec<PathBuf>, CniError> {
     match std::fs::read_dir(NAMESPACES) {
-        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
+        Ok(entries) => {
+            entries.map(|entry| entry.map(|entry| entry.path()).map_err(|error| unlisted(&error))).collect()
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(CniError::internal(format!("list {NAMESPACES}: {error}"))),
+        Err(error) => Err(unlisted(&error)),
     }
 }
 
-fn open(path: &Path) -> Result<(Netns, RouteSocket), CniError> {
-    let netns = Netns::open(path).map_err(failed)?;
-    let socket = RouteSocket::open_in(&netns).map_err(failed)?;
-    Ok((netns, socket))
+fn unlisted(error: &std::io::Error) -> CniError {
+    CniError::internal(format!("list {NAMESPACES}: {error}"))
 }
