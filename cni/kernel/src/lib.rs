@@ -31,8 +31,10 @@ pub mod route;
 pub mod sysctl;
 pub mod tables;
 pub mod tap;
+mod transient;
 pub mod unix;
 pub mod xattr;
 pub mod xtables;
 
 pub use family::AddressFamily;
+pub use transient::{is_transient, is_transient_io};

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::is_transient;
+
 /// An error of a file operation.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
@@ -66,12 +68,10 @@ impl DirError {
         matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
     }
 
-    /// True if the system lacked descriptors or memory at that moment. The file may be in order, and another attempt may
-    /// succeed.
+    /// True if a later call may succeed although nobody repairs anything ([`is_transient`]).
     #[must_use]
-    pub fn is_shortage(&self) -> bool {
-        let shortages = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::ENOBUFS, Errno::EAGAIN];
-        self.errno().is_some_and(|errno| shortages.contains(&errno))
+    pub fn is_transient(&self) -> bool {
+        self.errno().is_some_and(is_transient)
     }
 
     /// True if the name is taken.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 
 use crate::netns::NetnsError;
+use crate::{is_transient, is_transient_io};
 
 /// A failed request. `action` always names the operation, its object and the namespace.
 #[derive(Debug, thiserror::Error)]
@@ -94,9 +95,58 @@ impl RouteError {
         )
     }
 
+    /// True if the same request may succeed later although nobody repairs anything, because the kernel was short of
+    /// memory, or its reply did not arrive.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            // With EIO, a driver says that its device is broken, which may last.
+            Self::Kernel { errno, .. } => *errno != Errno::EIO && is_transient(*errno),
+            Self::Socket { errno, .. } => is_transient(*errno),
+            Self::Reply { source, .. } => *source == ReplyError::Overrun,
+            Self::Interrupted { .. } => true,
+            Self::Netns {
+                source: NetnsError::Open { source, .. } | NetnsError::Enter { source, .. },
+                ..
+            } => is_transient_io(source),
+            Self::Netns { .. } => false,
+        }
+    }
+
     /// True if an object of that name, or an equal address, route or rule, exists.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_answer_lasts_but_a_shortage_does_not() {
+        let refused = |errno| RouteError::Kernel { action: String::new(), errno, hint: String::new() };
+        // What a lookup finds without a route, through one that refuses packets, and without IPv6.
+        let answers =
+            [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EACCES, Errno::EINVAL, Errno::EOPNOTSUPP];
+        for errno in answers.into_iter().chain([Errno::EIO]) {
+            assert!(!refused(errno).is_transient(), "{errno}");
+        }
+        let action = String::new;
+        let (path, source) = ("/run/netns/a".into(), Errno::EAGAIN.into());
+        for error in [
+            refused(Errno::ENOBUFS),
+            refused(Errno::ENOMEM),
+            RouteError::Socket { action: action(), errno: Errno::EAGAIN },
+            RouteError::Reply { action: action(), source: ReplyError::Overrun },
+            RouteError::Interrupted { action: action() },
+            RouteError::Netns { action: action(), source: NetnsError::Enter { path, source } },
+        ] {
+            assert!(error.is_transient(), "{error:?}");
+        }
+        let gone = NetnsError::NotFound { path: "/run/netns/a".into() };
+        assert!(!RouteError::Netns { action: action(), source: gone }.is_transient());
+        assert!(!RouteError::Reply { action: action(), source: ReplyError::Empty }.is_transient());
     }
 }
