@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::is_transient_io;
+
 /// The time limit for a reply: firewalld may be reloading all of its rules.
 const REPLY_LIMIT: Duration = Duration::from_secs(25);
 /// The largest reply that is read, in bytes; the bus allows more.
@@ -27,7 +29,7 @@ const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/r
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
-    /// There is no bus.
+    /// There is no bus, or none for this process.
     #[error("connect to the system bus of D-Bus: {0}")]
     Unreachable(String),
     /// The connection failed.
@@ -56,6 +58,15 @@ pub enum BusError {
         /// The error's text.
         message: String,
     },
+}
+
+impl BusError {
+    /// True if a later call may succeed although nobody repairs anything. Then this process does not know whether there
+    /// is a bus, or who owns a name on it.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_transient_io(source))
+    }
 }
 
 /// The destination of a call.
@@ -107,7 +118,8 @@ impl Bus {
     /// Connects as this process's user.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] without a bus; [`BusError::Io`] if it refuses this user.
+    /// [`BusError::Unreachable`] without a bus; [`BusError::Io`] if it refuses this user, or if the system is short of
+    /// something ([`BusError::is_transient`]).
     pub fn system() -> Result<Self, BusError> {
         let named = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let stream = connect(if named.is_empty() { SYSTEM_BUS } else { &named })?;
@@ -246,11 +258,22 @@ fn connect(addresses: &str) -> Result<UnixStream, BusError> {
             };
             match connected {
                 Ok(stream) => return Ok(stream),
-                Err(error) => why = format!("{value}: {error}"),
+                Err(error) => why = not_connected(value, error)?,
             }
         }
     }
     Err(BusError::Unreachable(why))
+}
+
+/// The reason why there is no bus at an address. A socket that refuses connections is what a bus has left behind.
+///
+/// # Errors
+/// [`BusError::Io`] after an error that says nothing about the bus.
+fn not_connected(address: &str, error: std::io::Error) -> Result<String, BusError> {
+    if is_transient_io(&error) {
+        return Err(BusError::Io { operation: "connect to the system bus".to_owned(), source: error });
+    }
+    Ok(format!("{address}: {error}"))
 }
 
 /// The length of the fixed part of a message: up to and including the length of the header's fields.
@@ -478,6 +501,27 @@ mod tests {
         let parsed = Message::parse(&message).unwrap();
         assert_eq!((parsed.kind, parsed.signature.as_str()), (METHOD_CALL, "s"));
         assert_eq!(parsed.reply(), Reply::Text("xy".to_owned()));
+    }
+
+    #[test]
+    fn a_missing_or_dead_socket_is_no_bus() {
+        let dir = tempfile::tempdir().unwrap();
+        let (missing, dead) = (dir.path().join("missing"), dir.path().join("dead"));
+        drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+        let both = format!("unix:path={};unix:path={}", missing.display(), dead.display());
+        for addresses in ["tcp:host=localhost", &both] {
+            let error = connect(addresses).unwrap_err();
+            assert!(matches!(error, BusError::Unreachable(_)) && !error.is_transient(), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_short_of_something_does_not_know_whether_there_is_a_bus() {
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EAGAIN] {
+            let error = not_connected("/run/bus", errno.into()).unwrap_err();
+            assert!(error.is_transient(), "{error}");
+        }
+        assert!(not_connected("/run/bus", Errno::EACCES.into()).unwrap().starts_with("/run/bus: "));
     }
 
     fn reply(order: Order, kind: u8, signature: &str, body: &[u8]) -> Vec<u8> {

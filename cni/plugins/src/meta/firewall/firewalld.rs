@@ -29,19 +29,25 @@ pub(super) fn is_running() -> Result<bool, CniError> {
     }
 }
 
-/// Like [`is_running`], but false after an error, because root of a user namespace can connect to the node's bus but is
-/// refused there.
-pub(super) fn seems_to_run() -> bool {
-    match has_owner() {
-        Ok(runs) => runs,
+/// Like [`is_running`], but also false if the bus refuses this process, because root of a user namespace can connect to
+/// the node's bus but is refused there.
+pub(super) fn seems_to_run() -> Result<bool, CniError> {
+    known_or_refused(has_owner())
+}
+
+fn known_or_refused(has_owner: Result<bool, BusError>) -> Result<bool, CniError> {
+    match has_owner {
+        // firewalld may run: then the container needs its zone, and its address must leave the zone.
+        Err(error) if error.is_transient() => Err(failed(error)),
         Err(error @ BusError::Unreachable(_)) => {
             log::debug!("{error}");
-            false
+            Ok(false)
         }
         Err(error) => {
             log::warn!("{error}: firewalld counts as not running");
-            false
+            Ok(false)
         }
+        Ok(runs) => Ok(runs),
     }
 }
 
@@ -132,4 +138,31 @@ fn has_code(message: &str, code: &str) -> bool {
 #[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 fn failed(error: BusError) -> CniError {
     CniError::internal(format!("firewalld: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn firewalld_may_run_after_an_error_that_passes() {
+        let io = |source: io::Error| BusError::Io { operation: "authenticate".to_owned(), source };
+        for errno in [Errno::EMFILE, Errno::ENOMEM, Errno::EAGAIN] {
+            assert!(known_or_refused(Err(io(errno.into()))).is_err(), "{errno}");
+        }
+        let operation = || "authenticate".to_owned();
+        for refused in [
+            BusError::Unreachable("no socket".to_owned()),
+            io(io::ErrorKind::UnexpectedEof.into()),
+            BusError::Protocol { operation: operation(), reason: "not accepted" },
+            BusError::Refused { operation: operation(), name: "a.b".to_owned(), message: String::new() },
+        ] {
+            assert!(!known_or_refused(Err(refused)).unwrap());
+        }
+        assert!(known_or_refused(Ok(true)).unwrap() && !known_or_refused(Ok(false)).unwrap());
+    }
 }

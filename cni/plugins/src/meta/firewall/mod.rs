@@ -85,7 +85,7 @@ impl Plugin for Firewall {
         };
         // A container that the reference attached has no record.
         let may_be_in_zone = !previous.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
-        if may_be_in_zone && held.is_none() && firewalld::seems_to_run() {
+        if may_be_in_zone && held.is_none() && firewalld::seems_to_run()? {
             let owner = AttachmentHash::of(&request.attachment);
             Zone::open(&zone)?.remove(&firewall::own_addresses(owner, &previous)?)?;
         }
@@ -125,7 +125,7 @@ impl Plugin for Firewall {
         let config = Config::read(request.config)?;
         let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
         let unusable = |error: cni_dataplane::Error| unavailable(error.to_string());
-        let means = means(config.choice).map_err(unusable)?;
+        let means = means(config.choice).map_err(|error| unavailable(error.msg))?;
         if config.choice == Choice::Firewalld
             && !firewalld::is_running().map_err(|error| unavailable(error.msg))?
         {
@@ -162,13 +162,13 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
 }
 
 /// The means that a choice results in on this node now.
-fn means(choice: Choice) -> Result<Means, cni_dataplane::Error> {
+fn means(choice: Choice) -> Result<Means, CniError> {
     match choice {
         Choice::Iptables => Ok(Means::Iptables),
         Choice::Nftables => Ok(Means::Nftables),
         Choice::Firewalld => Ok(Means::Firewalld),
-        Choice::Auto if firewalld::seems_to_run() => Ok(Means::Firewalld),
-        Choice::Auto => firewall::default_means(),
+        Choice::Auto if firewalld::seems_to_run()? => Ok(Means::Firewalld),
+        Choice::Auto => Ok(firewall::default_means()?),
     }
 }
 
@@ -270,7 +270,7 @@ fn may_be_left(request: &Request<'_>, previous: &[IpAddr]) -> Result<bool, CniEr
         return Ok(true);
     }
     let may_be_in_zone = !own.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
-    if may_be_in_zone && firewalld::seems_to_run() && Zone::open(&zone)?.has_any(&own)? {
+    if may_be_in_zone && firewalld::seems_to_run()? && Zone::open(&zone)?.has_any(&own)? {
         return Ok(true);
     }
     let bridge = previous_bridge(request);
