@@ -5,7 +5,6 @@
 //! The file is next to that of the subnets, on a tmpfs: a key survives the agent, is new after each boot, and is never on a
 //! disk.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use cni_kernel::route::{PrivateKey, PublicKey};
+use nix::errno::Errno;
 
 /// The name of the file.
 pub const FILE: &str = "wireguard.key";
@@ -27,7 +27,7 @@ const TEXT: usize = 44;
 /// This node's private key can be neither read nor made.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The directory or the file cannot be written.
+    /// The directory or the file cannot be read or written.
     #[error(transparent)]
     File(#[from] DirError),
     /// The kernel has no random bytes.
@@ -66,6 +66,8 @@ pub(super) fn load_or_make(directory: &Path) -> Result<PrivateKey, KeyError> {
     match read(&dir) {
         Ok(key) => return Ok(key),
         Err(KeyFileFault::Missing) => {}
+        // The file may have a sound key, and the other nodes would drop this node's packets until they know a new one.
+        Err(KeyFileFault::Unread(error)) => return Err(error.into()),
         Err(unusable) => log::warn!("{}: {unusable}: making a new key", directory.join(FILE).display()),
     }
     let mut random = [0; 32];
@@ -95,9 +97,9 @@ enum KeyFileFault {
     #[error("missing")]
     Missing,
     #[error("{0}")]
-    Open(DirError),
-    #[error("read it: {0}")]
-    Read(#[from] io::Error),
+    NotAFile(DirError),
+    #[error("{0}")]
+    Unread(DirError),
     #[error("other users may read it")]
     Exposed,
     #[error("not a key of 32 bytes in base64")]
@@ -105,20 +107,27 @@ enum KeyFileFault {
 }
 
 fn read(dir: &DurableDir) -> Result<PrivateKey, KeyFileFault> {
-    let file = dir.open_file(FILE, Access::Read).map_err(|error| {
-        if error.is_not_found() { KeyFileFault::Missing } else { KeyFileFault::Open(error) }
-    })?;
-    let metadata = file.metadata()?;
-    if metadata.mode() & 0o077 != 0 {
+    let file = dir.open_file(FILE, Access::Read).map_err(unopened)?;
+    let unread = |error: io::Error| {
+        let errno = Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO));
+        KeyFileFault::Unread(DirError::System { operation: "read", path: dir.path().join(FILE), errno })
+    };
+    if file.metadata().map_err(unread)?.mode() & 0o077 != 0 {
         return Err(KeyFileFault::Exposed);
     }
-    key_in(file)
+    let mut content = Vec::new();
+    file.take(TEXT as u64 + 2).read_to_end(&mut content).map_err(unread)?;
+    let text = std::str::from_utf8(&content).map_err(|_| KeyFileFault::Content)?;
+    bytes(text.trim_end()).map(PrivateKey::new).ok_or(KeyFileFault::Content)
 }
 
-fn key_in(file: File) -> Result<PrivateKey, KeyFileFault> {
-    let mut content = String::new();
-    file.take(TEXT as u64 + 2).read_to_string(&mut content)?;
-    bytes(content.trim_end()).map(PrivateKey::new).ok_or(KeyFileFault::Content)
+fn unopened(error: DirError) -> KeyFileFault {
+    match error.errno() {
+        _ if error.is_not_found() => KeyFileFault::Missing,
+        // A folder or FIFO, a symbolic link, and a socket.
+        None | Some(Errno::ELOOP | Errno::ENXIO) => KeyFileFault::NotAFile(error),
+        Some(_) => KeyFileFault::Unread(error),
+    }
 }
 
 /// The directory of the file, which is also the directory of the file of subnets.
@@ -196,6 +205,19 @@ mod tests {
             let metadata = fs::symlink_metadata(&path).unwrap();
             assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600);
             last = key;
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_now_may_have_the_key() {
+        let refused = |errno| DirError::System { operation: "open", path: FILE.into(), errno };
+        for errno in [Errno::EMFILE, Errno::ENOMEM, Errno::EIO, Errno::EACCES] {
+            assert!(matches!(unopened(refused(errno)), KeyFileFault::Unread(_)), "{errno}");
+        }
+        assert!(matches!(unopened(refused(Errno::ENOENT)), KeyFileFault::Missing));
+        for error in [refused(Errno::ELOOP), refused(Errno::ENXIO), DirError::NotAFile { path: FILE.into() }]
+        {
+            assert!(matches!(unopened(error), KeyFileFault::NotAFile(_)));
         }
     }
 
