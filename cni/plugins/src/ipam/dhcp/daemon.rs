@@ -10,6 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub struct Options {
 const MAX_CALLS: usize = 512;
 /// The time limit for a caller's request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// The time between two attempts to keep the leases for which the system was short of something.
+const LOAD_PAUSE: Duration = Duration::from_secs(60);
 /// The time limit for the lock of an earlier daemon that is ending.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
@@ -69,6 +72,8 @@ pub enum StartError {
     State(#[from] DirError),
     #[error("another daemon keeps these leases: {0}")]
     Lock(#[source] LockError),
+    #[error("start a thread: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// Serves until the process is killed.
@@ -95,10 +100,38 @@ pub fn run(options: &Options) -> Result<(), StartError> {
         resend_timeout: options.resend_timeout,
         broadcast: options.broadcast,
     };
+    if let Err(error) = store.remove_temporaries() {
+        log::warn!("{error}");
+    }
     let leases = Arc::new(Leases::new(store, patience, options.host_prefix.clone()));
-    leases.load();
+    load(&leases)?;
     log::info!("ready");
     serve(&leases, &listener);
+    Ok(())
+}
+
+/// Starts keepers for the leases on disk. For those that the system cannot keep now, a thread tries again until it can,
+/// because otherwise nobody would renew them, and the server would give away the addresses of running containers.
+fn load(leases: &Arc<Leases>) -> Result<(), StartError> {
+    let (incomplete, wanted) = channel();
+    let later = leases.clone();
+    let again = move || {
+        if wanted.recv().is_err() {
+            return; // All leases are kept.
+        }
+        loop {
+            std::thread::sleep(LOAD_PAUSE);
+            if later.load() {
+                return;
+            }
+        }
+    };
+    // Started first, because the keepers may use up all threads.
+    Builder::new().name("load".to_owned()).stack_size(STACK).spawn(again).map_err(StartError::Thread)?;
+    if !leases.load() {
+        // The thread waits for this.
+        let _sent = incomplete.send(());
+    }
     Ok(())
 }
 

@@ -62,6 +62,17 @@ enum KeepError {
     Thread { client: String, source: std::io::Error },
 }
 
+impl KeepError {
+    /// True if a later try may succeed.
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::File(FileError::File(error)) => error.is_transient(),
+            Self::File(FileError::Content(_)) => false,
+            Self::Thread { .. } => true,
+        }
+    }
+}
+
 /// The state of an attachment.
 enum Slot {
     /// A call requests a lease. A DEL sets the flag to stop it.
@@ -123,32 +134,54 @@ impl Leases {
         locked(&self.table)
     }
 
-    /// Starts keepers for the leases on disk.
-    pub(super) fn load(&self) {
-        let swept = self.store.remove_temporaries().and_then(|_count| self.store.list());
-        let names = swept.unwrap_or_else(|error| {
-            log::error!("{error}");
-            Vec::new()
-        });
+    /// Starts keepers for the leases on disk that have none. Returns false if a later try may start more of them,
+    /// because the system was short of descriptors, memory or threads.
+    pub(super) fn load(&self) -> bool {
+        let names = match self.store.list() {
+            Ok(names) => names,
+            Err(error) => {
+                log::error!("{error}");
+                return false;
+            }
+        };
+        let mut is_complete = true;
         for name in names.iter().filter(|name| *name != LOCK) {
-            match read(&self.store, name) {
-                Ok(None) => {}
-                Ok(Some(lease)) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
-                    log::error!("{name:?} is ignored: it has the lease of {}", lease.owner.client_id());
-                }
-                Ok(Some(lease)) if lease.is_of_earlier_boot() => {
-                    log::info!("{}: lease of an earlier boot, removed", lease.owner.client_id());
-                    if let Err(error) = self.store.remove(name) {
-                        log::error!("{error}");
-                    }
-                }
-                Ok(Some(lease)) => {
-                    log::info!("{}: keeping {}", lease.owner.client_id(), lease.address);
-                    if let Err(error) = self.keep(lease) {
-                        log::error!("{error}");
-                    }
+            match self.load_file(name) {
+                Err(error) if error.is_transient() => {
+                    log::error!("{name:?} is tried again later: {error}");
+                    is_complete = false;
                 }
                 Err(error) => log::error!("{name:?} is ignored: {error}"),
+                Ok(()) => {}
+            }
+        }
+        is_complete
+    }
+
+    /// Starts a keeper for the lease in a file, unless it has one or a call is changing it.
+    fn load_file(&self, name: &OsStr) -> Result<(), KeepError> {
+        let Some(owner) = name.to_str().and_then(Owner::of_file) else {
+            log::error!("{name:?} is ignored: it is not the name of a lease");
+            return Ok(());
+        };
+        // A DEL that comes now waits until the keeper is there, and releases the lease.
+        let Ok(Begun::Request(_request)) = self.begin_request(&owner) else { return Ok(()) };
+        match read(&self.store, name)? {
+            None => Ok(()),
+            Some(lease) if lease.owner != owner => {
+                log::error!("{name:?} is ignored: it has the lease of {}", lease.owner.client_id());
+                Ok(())
+            }
+            Some(lease) if lease.is_of_earlier_boot() => {
+                log::info!("{}: lease of an earlier boot, removed", owner.client_id());
+                if let Err(error) = self.store.remove(name) {
+                    log::error!("{error}");
+                }
+                Ok(())
+            }
+            Some(lease) => {
+                log::info!("{}: keeping {}", owner.client_id(), lease.address);
+                self.keep(lease)
             }
         }
     }
@@ -170,8 +203,11 @@ impl Leases {
                 Begun::Request(request) => break request,
                 Begun::Held(old) => old,
             };
-            if Netns::open(&path).is_ok_and(|netns| (netns.id().dev, netns.id().ino) == old.netns_id) {
-                return Ok(old.result());
+            match Netns::open(&path) {
+                Ok(netns) if (netns.id().dev, netns.id().ino) == old.netns_id => return Ok(old.result()),
+                // The container may still have the address.
+                Err(error) if !error.is_gone() => return Err(logged(owner, &error.into())),
+                _ => {}
             }
             // The container was started again without a DEL.
             log::info!("{who}: {} was leased to an earlier namespace", old.address);
@@ -375,6 +411,7 @@ fn logged(owner: &Owner, error: &ExchangeError) -> CniError {
 #[cfg(test)]
 mod tests {
     use cni_kernel::boot;
+    use nix::errno::Errno;
     use std::net::Ipv4Addr;
     use std::path::PathBuf;
 
@@ -426,6 +463,56 @@ mod tests {
         drop(releasing);
         assert!(leases.table().is_empty());
         kept.unwrap().orders.send(Order::Release).unwrap();
+    }
+
+    #[test]
+    fn a_lease_on_disk_gets_one_keeper() {
+        let root = tempfile::tempdir().unwrap();
+        let (leases, lease) = (leases(&root), Lease { renewal: 3600, ..lease_of_gone_netns() });
+        let owner = lease.owner.clone();
+        leases.save(&lease).unwrap();
+        for malformed in ["n:other:eth0", "no lease"] {
+            std::fs::write(leases.store.path().join(malformed), "{}").unwrap();
+        }
+        let keeper = || match &leases.table()[&owner] {
+            Slot::Kept(kept) => Arc::clone(&kept.lease),
+            _ => panic!("no keeper"),
+        };
+        assert!(leases.load(), "another try changes nothing about a malformed file");
+        let first = keeper();
+        // If the first keeper were replaced, it would release the lease.
+        assert!(leases.load() && Arc::ptr_eq(&first, &keeper()));
+        assert_eq!(leases.table().len(), 1);
+        leases.release(&owner).unwrap();
+        assert!(leases.load() && leases.table().is_empty(), "a released lease has no file");
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let refused = |errno| {
+            let path = PathBuf::from("/var/lib/cni/dhcp/n:c:eth0");
+            KeepError::File(FileError::File(DirError::System { operation: "open", path, errno }))
+        };
+        let thread = KeepError::Thread { client: "c/n/eth0".into(), source: Errno::EAGAIN.into() };
+        assert!(refused(Errno::EMFILE).is_transient() && thread.is_transient());
+        let malformed = serde_json::from_slice::<Lease>(b"{").unwrap_err();
+        // A symbolic link.
+        assert!(!refused(Errno::ELOOP).is_transient() && !KeepError::File(malformed.into()).is_transient());
+    }
+
+    #[test]
+    fn a_repeated_add_that_cannot_open_the_namespace_keeps_the_lease() {
+        let root = tempfile::tempdir().unwrap();
+        let (leases, lease) = (leases(&root), Lease { renewal: 3600, ..lease_of_gone_netns() });
+        let owner = lease.owner.clone();
+        leases.keep(lease).unwrap();
+        let add = |netns: &str| leases.allocate(&owner, Path::new(netns), Options::default()).unwrap_err();
+        // It can be opened, but nobody knows what its name led to before.
+        add("/proc/self/ns/mnt");
+        assert_eq!(leases.table().len(), 1);
+        // Now a lease is requested for another namespace, which is missing.
+        add("/run/netns/none-of-that-name");
+        assert!(leases.table().is_empty());
     }
 
     #[test]
