@@ -199,7 +199,8 @@ fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(
     changed
 }
 
-/// Restores the link's attributes. Only logs what the kernel refuses, as the link is about to be deleted.
+/// Restores the link's attributes. Only logs what the kernel refuses, as the link is about to be deleted. A shortage of
+/// memory is no refusal: the next DEL restores a link that goes back to the node, since the backup is still there.
 fn restore(container: &Container, ifname: &str, backup: &Backup) -> Result<(), CniError> {
     if !backup.is_in(container.id()) {
         return Ok(());
@@ -207,7 +208,7 @@ fn restore(container: &Container, ifname: &str, backup: &Backup) -> Result<(), C
     let Some(link) = container.route.find_link(ifname).map_err(failed)? else { return Ok(()) };
     for one in backup.attributes().each() {
         match apply(&container.route, &link, &one) {
-            Err(error) if error.errno().is_none() => return Err(failed(error)),
+            Err(error) if error.errno().is_none() || error.is_transient() => return Err(failed(error)),
             Err(error) => log::warn!("restore: {error}"),
             Ok(()) => {}
         }
