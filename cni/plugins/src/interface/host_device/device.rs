@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use cni_kernel::dir::DurableDir;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, RouteSocket};
 use cni_spec::{CniError, NetConf, check_link_name};
@@ -123,9 +124,21 @@ impl Device {
 
     /// Finds its link on the node.
     pub(super) fn find(&self, route: &RouteSocket) -> Result<Link, CniError> {
-        let missing = |why: String| CniError::internal(format!("failed to find host device: {why}"));
+        let why = match self {
+            Self::Name(_) => "Link not found".to_owned(),
+            Self::Mac(_) => "failed to find physical interface".to_owned(),
+            Self::Path(path) => format!("failed to find network device in path {}", path.display()),
+            Self::Pci(id) => format!("no net directory under pci device {id}"),
+            Self::Auxiliary(id) => format!("no net directory under auxiliary device {id}"),
+        };
+        let missing = || CniError::internal(format!("failed to find host device: {why}"));
+        self.find_if_there(route)?.ok_or_else(missing)
+    }
+
+    /// Finds its link; none if the node has no such link.
+    pub(super) fn find_if_there(&self, route: &RouteSocket) -> Result<Option<Link>, CniError> {
         let first_of = |folder: PathBuf| -> Result<Option<Link>, CniError> {
-            for name in names_in(&folder) {
+            for name in names_in(&folder)? {
                 if let Some(link) = route.find_link(&name).map_err(failed)? {
                     return Ok(Some(link));
                 }
@@ -133,36 +146,26 @@ impl Device {
             Ok(None)
         };
         match self {
-            Self::Name(name) => {
-                route.find_link(name).map_err(failed)?.ok_or_else(|| missing("Link not found".to_owned()))
-            }
+            Self::Name(name) => route.find_link(name).map_err(failed),
             Self::Mac(mac) => {
                 let mut links = route.links().map_err(failed)?.into_iter();
-                let none = || missing("failed to find physical interface".to_owned());
-                links.find(|link| link.mac == Some(*mac)).ok_or_else(none)
+                Ok(links.find(|link| link.mac == Some(*mac)))
             }
-            Self::Path(path) => {
-                let none = || missing(format!("failed to find network device in path {}", path.display()));
-                first_of(path.join("net"))?.ok_or_else(none)
-            }
+            Self::Path(path) => first_of(path.join("net")),
             Self::Pci(id) => {
-                let none = || missing(format!("no net directory under pci device {id}"));
                 let device = Path::new(PCI).join(id);
                 if let Some(link) = first_of(device.join("net"))? {
-                    return Ok(link);
+                    return Ok(Some(link));
                 }
                 // A virtio device has its link below a child device.
-                for name in names_in(&device).into_iter().filter(|name| name.starts_with("virtio")) {
+                for name in names_in(&device)?.into_iter().filter(|name| name.starts_with("virtio")) {
                     if let Some(link) = first_of(device.join(name).join("net"))? {
-                        return Ok(link);
+                        return Ok(Some(link));
                     }
                 }
-                Err(none())
+                Ok(None)
             }
-            Self::Auxiliary(id) => {
-                let none = || missing(format!("no net directory under auxiliary device {id}"));
-                first_of(Path::new(AUXILIARY).join(id).join("net"))?.ok_or_else(none)
-            }
+            Self::Auxiliary(id) => first_of(Path::new(AUXILIARY).join(id).join("net")),
         }
     }
 }
@@ -184,13 +187,15 @@ fn is_one_name(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
 }
 
-/// The names in a folder, sorted; none if it cannot be read.
-fn names_in(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+/// The names in a folder, sorted; none if it is missing or may not be read.
+fn names_in(folder: &Path) -> Result<Vec<String>, CniError> {
+    let listed = match DurableDir::open(folder).and_then(|dir| dir.list()) {
+        Err(error) if error.is_transient() => return Err(failed(error)),
+        listed => listed.unwrap_or_default(),
+    };
+    let mut names: Vec<String> = listed.into_iter().filter_map(|name| name.into_string().ok()).collect();
     names.sort();
-    names
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -244,6 +249,17 @@ mod tests {
             let error = device(&json!({"runtimeConfig": {"deviceID": id}})).unwrap_err();
             assert_eq!(error.msg, format!("runtime config DeviceID {id} not found or unsupported"));
         }
+    }
+
+    #[test]
+    fn a_device_without_a_folder_of_links_has_none() {
+        let temp = tempfile::tempdir().unwrap();
+        assert!(names_in(&temp.path().join("net")).unwrap().is_empty());
+        for name in ["ens6", "ens5"] {
+            fs::write(temp.path().join(name), "").unwrap();
+        }
+        assert_eq!(names_in(temp.path()).unwrap(), ["ens5", "ens6"]);
+        assert!(names_in(&temp.path().join("ens5")).unwrap().is_empty(), "a file");
     }
 
     #[test]

@@ -147,7 +147,7 @@ pub(super) fn await_return(
         if previous.is_none() || !device.may_return() || Instant::now() >= end {
             return Ok(());
         }
-        if device.find(route).is_ok() {
+        if device.find_if_there(route)?.is_some() {
             // The kernel may have returned the device in the meantime.
             return settle(route, device, ifname, previous);
         }
@@ -175,7 +175,7 @@ pub(super) fn settle(
             links
         }
         // A missing device has nothing to settle.
-        device => device.find(route).into_iter().collect(),
+        device => device.find_if_there(route)?.into_iter().collect(),
     };
     for link in links.iter().filter(|link| is_stranded(link, device, ifname, previous)) {
         if link.name != link.alias {
