@@ -66,11 +66,12 @@ pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
     }
 }
 
-/// The link that leads to a container.
+/// The link that leads to a container; none if the kernel knows no way to it.
 fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>, CniError> {
     let link = match socket.link_to(container) {
         Ok(Some(link)) => link,
         Ok(None) => return Ok(None),
+        Err(error) if error.is_transient() => return Err(failed(error)),
         Err(error) => {
             log::warn!("the node's loopback does not reach {container}: {error}");
             return Ok(None);
