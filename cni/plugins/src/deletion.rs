@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use cni_dataplane::RUN_DIR;
 use cni_dataplane::owner::AttachmentHash;
 use cni_kernel::dir::{Access, DirError, DurableDir};
+use cni_kernel::is_transient;
 use cni_spec::text::hex;
 use cni_spec::{AddResult, Attachment, CniError, NetConf, Version};
 use nix::net::if_::if_nametoindex;
@@ -62,13 +63,14 @@ pub fn has_begun(attachment: &Attachment) -> bool {
 fn may_be_restored(request: &Request<'_>) -> bool {
     let NetConf { prev_result, version, .. } = request.config;
     let is_known = prev_result.is_some() || *version < Version::V0_4_0;
-    // All links of the result must exist, because one of them is the bridge, which stays after the DEL.
+    // All links of the result must exist, because one of them is the bridge, which stays after the DEL. A link that
+    // cannot be looked up now may exist.
     let on_node = |result: &AddResult| {
         result
             .interfaces
             .iter()
             .filter(|end| end.sandbox.is_empty())
-            .all(|end| if_nametoindex(&*end.name).is_ok())
+            .all(|end| if_nametoindex(&*end.name).map_or_else(is_transient, |_index| true))
     };
     is_known && request.netns.as_deref().is_some_and(Path::exists) && prev_result.as_ref().is_none_or(on_node)
 }
