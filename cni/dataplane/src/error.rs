@@ -228,10 +228,11 @@ pub enum Cause {
     Bpf(#[from] BpfError),
 }
 
-/// An error of bpf(2): the texts of aya's error and of its sources, with a hint or the verifier's last lines.
+/// An error of bpf(2): the texts of aya's error and of its sources, with a hint or the verifier's last lines, and the
+/// kernel's error number, if it is known.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct BpfError(pub(crate) String);
+pub struct BpfError(pub(crate) String, pub(crate) Option<Errno>);
 
 impl Error {
     /// Wraps an error of a lower layer, together with the operation that failed.

@@ -155,7 +155,7 @@ impl Netns {
     /// namespace until the next boot. None before Linux 5.14, or if the namespace cannot be entered.
     #[must_use]
     pub fn cookie(&self) -> Option<u64> {
-        self.run(own_cookie).ok().flatten()
+        self.run(own_cookie).ok()?.ok().flatten()
     }
 
     /// Runs `work` inside the namespace, on a new thread. The calling thread never changes its namespace, so no
@@ -188,10 +188,12 @@ impl AsFd for Netns {
     }
 }
 
-/// The cookie of the calling thread's namespace, as for [`Netns::cookie`].
-#[must_use]
-pub fn own_cookie() -> Option<u64> {
-    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok().and_then(|socket| cookie_of(&socket))
+/// The cookie of the calling thread's namespace, as for [`Netns::cookie`]. None before Linux 5.14.
+///
+/// # Errors
+/// The system's error if no socket can be opened, which says nothing about the cookie.
+pub fn own_cookie() -> std::io::Result<Option<u64>> {
+    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map(|socket| cookie_of(&socket))
 }
 
 /// The cookie of a socket's namespace, as for [`Netns::cookie`].

@@ -2,7 +2,7 @@
 
 //! Sysctls that let connection tracking cope with seeing only one packet per direction in every two ticks.
 
-use cni_kernel::sysctl;
+use cni_kernel::sysctl::{self, SysctlError};
 
 use crate::Error;
 
@@ -19,18 +19,21 @@ const ESTABLISHED: &str = "net/netfilter/nf_conntrack_tcp_timeout_established";
 /// tracking module is loaded. The first container's rules load the module, and the ADD of that container calls this
 /// function as well.
 pub(super) fn prepare() -> Result<(), Error> {
-    let set = |name: &str, value: &str| {
-        sysctl::ensure(name, value).map_err(|e| Error::kernel("let conntrack miss packets", e))
+    let failed = |e: SysctlError| Error::kernel("let conntrack miss packets", e);
+    let set = |name: &str, value: &str| sysctl::ensure(name, value).map_err(failed);
+    let get = |name: &str| match sysctl::get(name) {
+        Err(error) if error.is_not_found() => Ok(None),
+        value => value.map(Some).map_err(failed),
     };
-    if sysctl::get(LIBERAL).is_err_and(|error| error.is_not_found()) {
+    if get(LIBERAL)?.is_none() {
         return Ok(());
     }
     set(LIBERAL, "1")?;
     // The setting exists since Linux 5.14.
-    if sysctl::get(ANY_RST).is_ok() {
+    if get(ANY_RST)?.is_some() {
         set(ANY_RST, "1")?;
     }
-    if let Ok(timeout) = sysctl::get(ESTABLISHED) {
+    if let Some(timeout) = get(ESTABLISHED)? {
         set(UNACKNOWLEDGED, &timeout)?;
     }
     Ok(())

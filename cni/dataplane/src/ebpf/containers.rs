@@ -3,10 +3,12 @@
 //! Tells the BPF programs about the container behind each link: the MAC address of its interface, which they need to
 //! carry packets there, and whether another program or filter on that link has to see every packet.
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use cni_kernel::route::{Hook, Link, LinkKind, RouteError, RouteSocket};
+use nix::errno::Errno;
 use slipway_ebpf_abi::Container;
 
+use super::error;
 use super::links::{self, PREFERENCE, UnservedLink};
 use super::store::Store;
 use crate::Error;
@@ -21,15 +23,25 @@ fn reason(socket: &RouteSocket, link: &Link, inside: &Link) -> Result<Option<Str
     if inside.has_native_xdp {
         return Ok(Some("an XDP program in the container".to_owned()));
     }
-    // tcx exists since Linux 6.6.
-    if SchedClassifier::query_tcx(&link.name, TcAttachType::Egress)
-        .is_ok_and(|(_, programs)| !programs.is_empty())
-    {
-        return Ok(Some("a tcx program at egress".to_owned()));
+    if let Some(tcx) = shown_tcx(SchedClassifier::query_tcx(&link.name, TcAttachType::Egress)) {
+        return Ok(Some(tcx));
     }
     let filters = socket.filters(link.index, Hook::Egress)?;
     let other = filters.into_iter().find(|one| one.preference != PREFERENCE);
     Ok(other.map(|one| format!("a filter of the kind {} at egress, preference {}", one.kind, one.preference)))
+}
+
+/// Describes the tcx programs that the kernel shows at a link's egress. After an error that leaves open whether there
+/// are any, packets take the queue until a later look, because otherwise a program would not see them.
+fn shown_tcx<T>(shown: Result<(u64, Vec<T>), ProgramError>) -> Option<String> {
+    match shown {
+        Ok((_, programs)) => (!programs.is_empty()).then(|| "a tcx program at egress".to_owned()),
+        Err(e) => match error::of_program(&e) {
+            // The kernel has no tcx, which exists since Linux 6.6, or the link is gone.
+            Some(Errno::EINVAL | Errno::ENODEV) => None,
+            _ => Some(format!("maybe a tcx program at egress, which cannot be looked up: {e}")),
+        },
+    }
 }
 
 /// Records the container at a link for the programs. Returns false if nothing has changed, or the container is gone.
@@ -66,4 +78,26 @@ pub(super) fn with_queue<'a>(
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn packets_take_the_queue_unless_no_tcx_program_is_there() {
+        let failed = |errno: Errno| {
+            let io_error = std::io::Error::from_raw_os_error(errno as i32);
+            shown_tcx::<()>(Err(SyscallError { call: "bpf_prog_query", io_error }.into()))
+        };
+        assert_eq!(failed(Errno::EINVAL), None, "as before Linux 6.6");
+        assert_eq!(shown_tcx(SchedClassifier::query_tcx("no-such-link", TcAttachType::Egress)), None);
+        assert_eq!(shown_tcx::<()>(Ok((1, Vec::new()))), None);
+        assert!(shown_tcx(Ok((1, vec![()]))).is_some());
+        for errno in [Errno::EMFILE, Errno::ENOMEM] {
+            assert!(failed(errno).is_some(), "{errno}");
+        }
+    }
 }

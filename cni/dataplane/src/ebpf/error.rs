@@ -4,20 +4,39 @@
 
 use std::io;
 
+use aya::programs::ProgramError;
+use aya::programs::tc::TcError;
 use nix::errno::Errno;
 
-use crate::{BpfError, Error};
+use crate::{BpfError, Cause, Error};
 
 pub(super) fn failed(
     operation: impl Into<String>,
     error: impl std::error::Error + Send + Sync + 'static,
 ) -> Error {
-    Error::kernel(operation, BpfError(text(&error)))
+    Error::kernel(operation, bpf(&error))
 }
 
 /// The text of an error and its sources, with a hint.
-pub(super) fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    with_hint(whole(error), os_error(error))
+pub(super) fn bpf(error: &(dyn std::error::Error + 'static)) -> BpfError {
+    let number = os_error(error);
+    BpfError(with_hint(whole(error), number), number)
+}
+
+/// True if this process may not use bpf(2) at all.
+pub(super) fn is_forbidden(error: &Error) -> bool {
+    let Error::Kernel { source: Cause::Bpf(BpfError(_, number)), .. } = error else { return false };
+    matches!(number, Some(Errno::EPERM | Errno::EACCES | Errno::ENOSYS))
+}
+
+/// The kernel's error number of a request about a program, also where aya's error hides it as a source of itself.
+pub(super) fn of_program(error: &ProgramError) -> Option<Errno> {
+    let number = match error {
+        ProgramError::NetlinkError(e) | ProgramError::TcError(TcError::NetlinkError(e)) => e.raw_os_error(),
+        ProgramError::IOError(e) | ProgramError::TcError(TcError::IoError(e)) => e.raw_os_error(),
+        _ => return os_error(error),
+    };
+    number.map(Errno::from_raw)
 }
 
 /// The kernel's error number at the end of a chain of errors.
@@ -67,10 +86,27 @@ mod tests {
             let io_error = io::Error::from_raw_os_error(number as i32);
             aya::maps::MapError::SyscallError(aya::sys::SyscallError { call: "bpf", io_error })
         };
-        let refused = text(&wrapped(Errno::EPERM));
+        let refused = failed("read a map", wrapped(Errno::EPERM));
+        assert!(is_forbidden(&refused));
+        let refused = refused.to_string();
         assert!(refused.contains("Operation not permitted") && refused.contains("CAP_BPF"), "{refused}");
         assert_eq!(refused.matches("Operation not permitted").count(), 1);
-        let full = text(&wrapped(Errno::E2BIG));
+        let full = failed("read a map", wrapped(Errno::E2BIG));
+        assert!(!is_forbidden(&full));
+        let full = full.to_string();
         assert!(full.contains("Argument list too long") && !full.contains("bpf(2)"), "{full}");
+    }
+
+    #[test]
+    fn the_number_is_found_in_each_form_of_a_programs_error() {
+        let io_error = || io::Error::from_raw_os_error(Errno::EMFILE as i32);
+        for error in [
+            ProgramError::IOError(io_error()),
+            ProgramError::TcError(TcError::IoError(io_error())),
+            ProgramError::SyscallError(aya::sys::SyscallError { call: "bpf", io_error: io_error() }),
+        ] {
+            assert_eq!(of_program(&error), Some(Errno::EMFILE), "{error:?}");
+        }
+        assert_eq!(of_program(&ProgramError::NotLoaded), None);
     }
 }

@@ -21,7 +21,9 @@ impl Follower {
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses a request. The next call tries again.
     pub fn look(&mut self, are_other: bool) -> Result<(), Error> {
-        let Some(store) = setup::find() else {
+        // Rules that changed during a call that failed are read by a later call.
+        self.has_read &= !are_other;
+        let Some(store) = setup::find()? else {
             self.has_read = false;
             return Ok(());
         };
@@ -29,7 +31,7 @@ impl Follower {
             return Ok(());
         }
         let legacy = rules::legacy_sign();
-        if are_other || !self.has_read || legacy != self.legacy {
+        if !self.has_read || legacy != self.legacy {
             rules::follow(&store, Extent::Whole)?;
             (self.legacy, self.has_read) = (legacy, true);
         }

@@ -142,15 +142,28 @@ pub(super) fn with_programs(socket: &RouteSocket) -> Result<Vec<Link>, Error> {
     Ok(found)
 }
 
-/// Detaches the programs from an interface, which may be gone.
-pub(super) fn detach(interface: &str) {
+/// Detaches the programs from an interface, which may be gone or have none.
+///
+/// # Errors
+/// [`Error::Kernel`] if a program may still be attached.
+pub(super) fn detach(interface: &str) -> Result<(), Error> {
     // Ingress is detached first, for the same reason.
     for side in [TcAttachType::Ingress, TcAttachType::Egress] {
-        if let Ok(filter) = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None) {
-            // Fails for the many links that have no such filter.
-            let _ = filter.detach();
+        let filter = SchedClassifierLink::attached(interface, side, PREFERENCE, HANDLE, None);
+        match filter.map_err(ProgramError::IOError).and_then(SchedClassifierLink::detach) {
+            Err(e) if !shows_none(error::of_program(&e)) => {
+                return Err(error::failed(format!("detach the BPF programs from {interface}"), e));
+            }
+            _ => {}
         }
     }
+    Ok(())
+}
+
+/// True if the kernel's answer means that there is no such filter, no clsact or no such interface, or that this
+/// interface or kernel cannot have filters.
+fn shows_none(answer: Option<Errno>) -> bool {
+    matches!(answer, Some(Errno::ENOENT | Errno::EINVAL | Errno::ENODEV | Errno::EOPNOTSUPP))
 }
 
 /// True if the rate of a link is limited.
@@ -189,5 +202,19 @@ pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<HostEnd, 
         Ok(_) => Ok(HostEnd::NoVeth),
         Err(e) if e.is_not_found() => Ok(HostEnd::NoVeth),
         Err(e) => Err(failed(e.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_answer_about_the_filter_shows_that_there_is_none() {
+        detach("no-such-link").unwrap();
+        assert!(shows_none(Some(Errno::ENOENT)) && shows_none(Some(Errno::EINVAL)));
+        for other in [None, Some(Errno::EMFILE), Some(Errno::ENOBUFS), Some(Errno::EPERM)] {
+            assert!(!shows_none(other), "{other:?}");
+        }
     }
 }

@@ -75,21 +75,21 @@ pub(super) fn pin_exists(error: &PinError) -> bool {
 pub(super) fn refused(error: &EbpfError) -> BpfError {
     match error {
         EbpfError::ProgramError(e) => explain(e),
-        _ => BpfError(error::text(error)),
+        _ => error::bpf(error),
     }
 }
 
 /// The kernel's error, with the verifier's last lines.
 pub(super) fn explain(error: &ProgramError) -> BpfError {
     let ProgramError::LoadError { io_error, verifier_log } = error else {
-        return BpfError(error::text(error));
+        return error::bpf(error);
     };
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
         // The kernel refused before the verifier ran.
-        return BpfError(error::text(io_error));
+        return error::bpf(io_error);
     }
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");
-    BpfError(format!("{io_error}; the verifier's last lines:\n  {last}"))
+    BpfError(format!("{io_error}; the verifier's last lines:\n  {last}"), None)
 }

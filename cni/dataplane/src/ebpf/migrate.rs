@@ -39,8 +39,11 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Finds the programs, if this network namespace has any.
-    pub(crate) fn find() -> Option<Self> {
-        setup::find().map(Self::new)
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if they cannot be looked for.
+    pub(crate) fn find() -> Result<Option<Self>, Error> {
+        Ok(setup::find()?.map(Self::new))
     }
 
     /// Sets up or updates the node's programs.
@@ -72,18 +75,18 @@ impl Programs {
     }
 
     /// Undoes [`Self::attach`] for a container that was removed concurrently.
-    pub(crate) fn detach(&self, link: &Link) {
-        links::detach(&link.name);
+    pub(crate) fn detach(&self, link: &Link) -> Result<(), Error> {
+        links::detach(&link.name)
     }
 
     /// Detaches the BPF programs from containers' links, so that only netfilter serves these containers.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if a link cannot be read. Another call continues where this one ended.
+    /// [`Error::Kernel`] if a link cannot be read or keeps the programs. Another call continues where this one ended.
     pub(crate) fn withdraw(&self, requests: &[&Request]) -> Result<(), Error> {
         for request in requests {
             match self.link(&[*request]) {
-                Ok(link) => links::detach(&link.name),
+                Ok(link) => links::detach(&link.name)?,
                 Err(LinkError::NoVeth | LinkError::NotFound) => {}
                 Err(LinkError::Dataplane(error)) => return Err(error),
             }
@@ -146,7 +149,7 @@ impl LinkFinder {
 
 /// Checks that the programs are set up or can be.
 pub(crate) fn possible() -> Result<(), Error> {
-    match Programs::find() {
+    match Programs::find()? {
         Some(_) => object::of_this_binary().map(drop),
         None => setup::served_in_other_namespace().map_or_else(setup::try_out, Err),
     }

@@ -55,13 +55,13 @@ pub use udp_gro::{Merging, merging, switch_merging};
 
 /// The programs' counters that are not zero. Empty without programs.
 pub fn counters() -> Result<Vec<(Counter, u64)>, Error> {
-    setup::find().map_or(Ok(Vec::new()), |store| store.counters())
+    setup::find()?.map_or(Ok(Vec::new()), |store| store.counters())
 }
 
 /// The rules that decide about single packets, so that the programs do not carry the flows that match them; empty
 /// without programs.
 pub fn holding_rules() -> Result<Vec<HoldingRule>, Error> {
-    setup::find().map_or(Ok(Vec::new()), |_| rules::holding())
+    setup::find()?.map_or(Ok(Vec::new()), |_| rules::holding())
 }
 
 /// The eBPF backend: a decorator of [`Nftables`].
@@ -82,9 +82,9 @@ impl Ebpf {
     /// of all network configuration and waiting for a grace period (`dev_deactivate`), so concurrent ADDs would wait
     /// for each other. A failure does not matter, because the programs are attached later.
     pub(crate) fn prepare_link(&self, name: &str) {
-        if store::is_there()
-            && let Err(error) = links::add_clsact(name)
-        {
+        let prepared =
+            store::is_there().and_then(|there| if there { links::add_clsact(name) } else { Ok(()) });
+        if let Err(error) = prepared {
             log::debug!("{error}");
         }
     }

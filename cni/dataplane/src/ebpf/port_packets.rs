@@ -50,7 +50,7 @@ impl CarriedPackets {
 }
 
 fn read(protocol: Protocol, to: SocketAddr) -> Result<Option<Packets>, Error> {
-    let Some(store) = setup::find() else { return Ok(None) };
+    let Some(store) = setup::find()? else { return Ok(None) };
     // The source of replies, after translation, is the destination that clients ask for.
     let is_of =
         |one: &CarriedFlow| one.protocol == protocol.number() && (one.before.1 == to || one.after.0 == to);

@@ -13,7 +13,7 @@ use super::links::{self, HostEnd, Kind, UnservedLink, socket};
 use super::rules::{self, Extent, HoldingRule};
 use super::store::{self, Store};
 use super::uplinks::{self, Uplink};
-use super::{conntrack, containers, file_system, load, object};
+use super::{conntrack, containers, error, file_system, load, object};
 use crate::{ContainerNetns, Error};
 
 const FIX: &str = "`slipway node setup` attaches them";
@@ -70,7 +70,7 @@ fn find_uplinks(settings: &Settings) -> Result<BTreeMap<u32, Uplink>, Error> {
 /// uplink.
 pub(super) fn ready(settings: &Settings) -> Result<Store, Error> {
     let store = Store::own();
-    if store.is_whole() {
+    if store.is_whole()? {
         store.refuse_abroad()?;
         if store.is_set_up()? && are_whole(&store)? {
             rules::follow(&store, Extent::Small)?;
@@ -113,7 +113,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
     store::refuse_abroad()?;
     let (store, uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
     conntrack::prepare()?;
-    if !store.is_whole() {
+    if !store.is_whole()? {
         store.load(object, settings.flows)?;
     }
     let mut left = UnservedLinks::default();
@@ -123,27 +123,33 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
         // programs and repeats the set-up. An uplink that is not listed would learn no flows.
         store.list_uplink(*index, true)?;
         if let Err(error) = links::attach(&store, name, kind) {
+            // Programs of another version would go on with maps that nothing reaches any more.
+            if links::has_programs(&socket, *index)? {
+                links::detach(name)?;
+            }
             // Otherwise every ADD would try again.
             store.list_uplink(*index, false)?;
             left.uplinks.push(UnservedLink::new(name, &error));
         }
     }
     let gone: Vec<u32> = store.uplinks()?.into_iter().filter(|index| !uplinks.contains_key(index)).collect();
-    for index in &gone {
-        store.list_uplink(*index, false)?;
-    }
     for link in socket.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
         if gone.contains(&link.index) {
-            links::detach(&link.name);
+            links::detach(&link.name)?;
         } else if !uplinks.contains_key(&link.index) && links::has_programs(&socket, link.index)? {
             let attached = Kind::of_pod(&link).and_then(|kind| links::attach(&store, &link.name, kind));
             let attached = attached.and_then(|()| containers::write(&store, &socket, &link));
             if let Err(error) = attached {
                 // The link may be gone, or another filter may have our preference.
-                links::detach(&link.name);
+                links::detach(&link.name)?;
                 left.containers.push(UnservedLink::new(&link.name, &error));
             }
         }
+    }
+    // The uplinks that are gone are listed as long as they have the programs, so that a later set-up does not take them
+    // for links of containers.
+    for index in &gone {
+        store.list_uplink(*index, false)?;
     }
     store.remove_others();
     rules::follow(&store, Extent::Whole)?;
@@ -189,9 +195,18 @@ pub(super) fn attach_link(store: &Store, link: &Link) -> Result<(), Error> {
     store::next_epoch()
 }
 
-/// The programs of this binary, if they are loaded for this network namespace.
-pub(super) fn find() -> Option<Store> {
-    Some(Store::own()).filter(|store| store.is_whole() && store.refuse_abroad().is_ok())
+/// The programs of this binary, if they are loaded for this network namespace and this process may use bpf(2).
+pub(super) fn find() -> Result<Option<Store>, Error> {
+    let store = Store::own();
+    if !store.is_whole()? {
+        return Ok(None);
+    }
+    match store.refuse_abroad() {
+        Ok(()) => Ok(Some(store)),
+        Err(Error::NoEbpf(_)) => Ok(None),
+        Err(error) if error::is_forbidden(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// True if a container's link has the programs.
@@ -204,7 +219,7 @@ pub(super) fn has_programs(link: &Link) -> Result<bool, Error> {
 pub fn limit_link(index: u32) {
     let limited = || {
         let (store, socket) = (Store::own(), socket()?);
-        if !store.is_whole() || !links::has_programs(&socket, index)? {
+        if !store.is_whole()? || !links::has_programs(&socket, index)? {
             return Ok(());
         }
         let link =
@@ -226,8 +241,10 @@ pub(crate) fn rules_changed() {
 }
 
 /// True if this node has pins of the programs, of any version.
-#[must_use]
-pub fn is_there() -> bool {
+///
+/// # Errors
+/// [`Error::Kernel`] if the BPF file system cannot be read.
+pub fn is_there() -> Result<bool, Error> {
     store::is_there()
 }
 
@@ -246,12 +263,12 @@ pub fn try_out() -> Result<(), Error> {
 
 /// Reads the state of the programs on this node.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
-    if !store::is_loaded() {
+    if !store::is_loaded()? {
         return Ok(Status::default());
     }
     store::refuse_abroad()?;
     let (store, mut uplinks, socket) = (Store::own(), find_uplinks(settings)?, socket()?);
-    let mut found = Status { is_set_up: true, is_current: store.is_whole(), ..Status::default() };
+    let mut found = Status { is_set_up: true, is_current: store.is_whole()?, ..Status::default() };
     let is_there = |name: &&String| uplinks.values().any(|uplink| uplink.name == **name);
     for name in settings.uplinks.iter().filter(|name| !is_there(name)) {
         let why = match socket.find_link(name) {
@@ -288,13 +305,14 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
 /// Detaches the programs from all links and removes them. Returns true if there were any. No flow ends, because
 /// conntrack has every flow. The sysctls of conntrack stay as they are.
 pub fn teardown_node() -> Result<bool, Error> {
-    if !is_there() {
+    if !is_there()? {
         return Ok(false);
     }
     store::refuse_abroad()?;
     // A process that was killed may have attached only the program at egress.
     for link in socket()?.links().map_err(|e| Error::kernel("list the links with BPF programs", e))? {
-        links::detach(&link.name);
+        // Without their pins, no later call could tell the programs that rules have changed.
+        links::detach(&link.name)?;
     }
     store::remove_all()?;
     Ok(true)

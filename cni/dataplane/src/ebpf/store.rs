@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,6 +66,16 @@ fn uptime() -> Result<u64, Error> {
     Ok(now.tv_sec().try_into().unwrap_or_default())
 }
 
+/// The result of looking for pins. None if there are none, because nothing is at the path, or if this process may not
+/// see them. After any other error, there may be some.
+fn if_there<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, Error> {
+    const NONE: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
+    match result {
+        Err(e) if NONE.contains(&e.kind()) => Ok(None),
+        other => other.map(Some).map_err(|e| Error::kernel(format!("look for {}", path.display()), e)),
+    }
+}
+
 /// The pins of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Store {
@@ -78,15 +88,33 @@ impl Store {
         Self { folder: Path::new(FOLDER).join(object::version()) }
     }
 
-    /// All versions on this node.
-    fn all() -> Vec<Self> {
-        let entries = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok);
-        entries.map(|entry| Self { folder: entry.path() }).collect()
+    /// All versions below a folder.
+    fn all(folder: &Path) -> Result<Vec<Self>, Error> {
+        let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = if_there(entries, folder)?.unwrap_or_default();
+        Ok(entries.into_iter().map(|entry| Self { folder: entry.path() }).collect())
+    }
+
+    /// The versions on this node that have this pin.
+    fn with(name: &str) -> Result<Vec<Self>, Error> {
+        let mut found = Vec::new();
+        for store in Self::all(Path::new(FOLDER))? {
+            if store.has(name)? {
+                found.push(store);
+            }
+        }
+        Ok(found)
+    }
+
+    /// True if there is such a pin.
+    fn has(&self, name: &str) -> Result<bool, Error> {
+        let path = self.path(name);
+        Ok(if_there(path.metadata(), &path)?.is_some())
     }
 
     /// True if this version is loaded completely.
-    pub(super) fn is_whole(&self) -> bool {
-        self.path(LAST).exists()
+    pub(super) fn is_whole(&self) -> Result<bool, Error> {
+        self.has(LAST)
     }
 
     /// The path of a pin.
@@ -148,7 +176,7 @@ impl Store {
 
     fn write_home(&self) -> Result<(), Error> {
         let failed = |e: MapError| error::failed("write the network namespace's cookie", e);
-        self.array::<u64>(maps::HOME)?.set(0, own_cookie().unwrap_or_default(), 0).map_err(failed)
+        self.array::<u64>(maps::HOME)?.set(0, here()?, 0).map_err(failed)
     }
 
     /// Draws the keys of the hash, unless another process has already done so. Two different sets of keys would make
@@ -233,7 +261,7 @@ impl Store {
     pub(super) fn refuse_abroad(&self) -> Result<(), Error> {
         let home = self.array::<u64>(maps::HOME)?.get(&0, 0);
         let home = home.map_err(|e| error::failed("read the network namespace's cookie", e))?;
-        let here = own_cookie().unwrap_or_default();
+        let here = here()?;
         if here == 0 || home == 0 || here == home {
             return Ok(());
         }
@@ -322,7 +350,8 @@ impl Store {
     /// Removes the pins of other versions. Their programs stay loaded, as long as they are attached, until they are
     /// replaced.
     pub(super) fn remove_others(&self) {
-        for other in Self::all().into_iter().filter(|other| other != self) {
+        let all = Self::all(Path::new(FOLDER)).inspect_err(|error| log::warn!("{error}")).unwrap_or_default();
+        for other in all.into_iter().filter(|other| other != self) {
             if let Err(e) = fs::remove_dir_all(&other.folder) {
                 log::warn!("remove {}: {e}", other.folder.display());
             }
@@ -330,25 +359,33 @@ impl Store {
     }
 }
 
+/// The cookie of this network namespace, or 0 if the kernel has no cookies. A namespace whose cookie is only unknown
+/// must not get 0, which would pass for every namespace.
+fn here() -> Result<u64, Error> {
+    let cookie = own_cookie().map_err(|e| Error::kernel("read the network namespace's cookie", e))?;
+    Ok(cookie.unwrap_or_default())
+}
+
 /// True if any version is loaded.
-pub(super) fn is_loaded() -> bool {
-    Store::all().iter().any(Store::is_whole)
+pub(super) fn is_loaded() -> Result<bool, Error> {
+    Store::with(LAST).map(|found| !found.is_empty())
 }
 
 /// True if there are pins of any version. A set-up that failed or was killed may have left some of them.
-pub(super) fn is_there() -> bool {
-    Path::new(FOLDER).is_dir()
+pub(super) fn is_there() -> Result<bool, Error> {
+    let folder = Path::new(FOLDER);
+    Ok(if_there(folder.metadata(), folder)?.is_some_and(|found| found.is_dir()))
 }
 
 /// Refuses to work in another network namespace than that of the programs.
 pub(super) fn refuse_abroad() -> Result<(), Error> {
     // A version without this pin serves nothing.
-    Store::all().iter().filter(|store| store.path(maps::HOME).exists()).try_for_each(Store::refuse_abroad)
+    Store::with(maps::HOME)?.iter().try_for_each(Store::refuse_abroad)
 }
 
 /// Makes netfilter check every flow again. Does nothing on a node without the programs.
 pub(super) fn next_epoch() -> Result<(), Error> {
-    Store::all().iter().filter(|store| store.path(maps::EPOCH).exists()).try_for_each(Store::next_epoch)
+    Store::with(maps::EPOCH)?.iter().try_for_each(Store::next_epoch)
 }
 
 /// Removes the pins of all versions.
@@ -356,5 +393,29 @@ pub(super) fn remove_all() -> Result<(), Error> {
     match fs::remove_dir_all(FOLDER) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::kernel(format!("remove {FOLDER}"), e)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_missing() {
+        let temp = tempfile::tempdir().unwrap();
+        let here = |name: &str| temp.path().join(name);
+        fs::create_dir_all(here("folder/0.1")).unwrap();
+        fs::write(here("folder/0.1").join(LAST), "").unwrap();
+        std::os::unix::fs::symlink(here("loop"), here("loop")).unwrap();
+        let found = Store::all(&here("folder")).unwrap();
+        assert_eq!(found, [Store { folder: here("folder/0.1") }]);
+        assert!(found[0].is_whole().unwrap() && !found[0].has(maps::HOME).unwrap());
+        // Nothing is there, or a file where a folder should be.
+        for folder in [here("none"), here("folder/0.1").join(LAST)] {
+            assert!(Store::all(&folder).unwrap().is_empty());
+            assert!(!Store { folder }.is_whole().unwrap());
+        }
+        assert!(Store::all(&here("loop")).is_err());
+        assert!(Store { folder: here("loop") }.is_whole().is_err());
     }
 }

@@ -13,7 +13,7 @@ use crate::{BackendName, Error, Flows, HostAddress, Listed, Owner};
 
 /// Sets the backend of listed ports to eBPF where a container's link has the programs.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
-    if setup::find().is_none() {
+    if setup::find()?.is_none() {
         return Ok(());
     }
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
@@ -42,7 +42,7 @@ pub(crate) fn add_traffic(listed: &[Listed], all: &mut Flows) -> Result<(), Erro
     if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
         return Ok(());
     }
-    let Some(store) = setup::find() else { return Ok(()) };
+    let Some(store) = setup::find()? else { return Ok(()) };
     add_carried(listed, &store.directions()?, all);
     Ok(())
 }

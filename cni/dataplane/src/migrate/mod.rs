@@ -153,7 +153,7 @@ pub fn migrate(order: &Order, mode: Mode, progress: &mut dyn FnMut(usize, usize)
     let programs = match order.to {
         // Fails before anything is moved if this node cannot run the programs.
         BackendName::Ebpf if total > 0 => Some(Programs::set_up(&order.settings)?),
-        _ => Programs::find(),
+        _ => Programs::find()?,
     };
     mover.finish_interrupted(&transfers)?;
     let mut done = 0;

@@ -75,7 +75,7 @@ impl Mover<'_> {
     /// The requests that are served in any of the places from which or to which requests are moved.
     pub(super) fn everything(&self) -> Result<(Vec<Transfer>, Vec<Row>), Error> {
         let mut findings = Findings::default();
-        let programs = Programs::find();
+        let programs = Programs::find()?;
         let to = self.order.to;
         if to != BackendName::Nftables || programs.is_some() {
             self.survey_table(programs.as_ref(), &mut findings)?;

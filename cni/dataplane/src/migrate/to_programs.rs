@@ -106,12 +106,14 @@ impl Mover<'_> {
         for one in attached {
             let is_there = |transfer: &Transfer| now.iter().any(|other| other.same(transfer));
             let (state, why) = if one.transfers.iter().all(is_there) {
-                (State::Moved, "")
+                (State::Moved, String::new())
             } else {
-                programs.detach(&one.link);
-                (State::LeftAlone, CHANGED)
+                match programs.detach(&one.link) {
+                    Ok(()) => (State::LeftAlone, CHANGED.to_owned()),
+                    Err(error) => (State::Failed, error.to_string()),
+                }
             };
-            rows.extend(one.transfers.iter().map(|transfer| transfer.row(state, why)));
+            rows.extend(one.transfers.iter().map(|transfer| transfer.row(state, why.as_str())));
         }
         Ok(rows)
     }

@@ -161,7 +161,7 @@ pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, 
             Err(error) => return Err(error.into()),
         }
     }
-    if ebpf::is_there() {
+    if ebpf::is_there()? {
         leftovers.push(match ebpf::served_in_other_namespace() {
             None => Leftover::Programs,
             Some(error) => Leftover::Keep { what: "BPF programs".to_owned(), why: error.to_string() },
