@@ -276,11 +276,15 @@ pub(super) fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> R
 /// tool for each family. conntrack is left alone. Returns whether the lock was held.
 pub(crate) fn remove_chains_of<T>(
     containers: &[(&ContainerChains, T)],
-    is_over: impl Fn(&T) -> bool,
+    is_over: impl Fn(&T) -> Result<bool, Error>,
 ) -> Result<bool, Error> {
     let lock = lock_for_emptying();
-    let over: Vec<&ContainerChains> =
-        containers.iter().filter(|(_, whose)| is_over(whose)).map(|(one, _)| *one).collect();
+    let mut over: Vec<&ContainerChains> = Vec::new();
+    for (one, whose) in containers {
+        if is_over(whose)? {
+            over.push(one);
+        }
+    }
     for place in Place::all() {
         let here =
             over.iter().filter(|one| one.variant == place.variant && one.families.contains(&place.family));

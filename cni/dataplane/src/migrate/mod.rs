@@ -306,8 +306,8 @@ impl Mover<'_> {
 
     /// True if an entry of the iptables backend that the migration removed exists again, because an ADD writes the
     /// entry first.
-    fn is_added_again(&self, record: &Key) -> bool {
-        matches!(self.session.entry(record.hash, record.kind), Ok(Some(_)))
+    fn is_added_again(&self, record: &Key) -> Result<bool, Error> {
+        Ok(self.session.entry(record.hash, record.kind)?.is_some())
     }
 
     /// Empties the old places outside our table. Returns true if no ADD can have lost its chains.
@@ -320,7 +320,7 @@ impl Mover<'_> {
             })
             .collect();
         // Chains are named after the container, so the chains of a later ADD have the same names.
-        let locked = chain_reader::remove_chains_of(&chains, |record| !self.is_added_again(record))?;
+        let locked = chain_reader::remove_chains_of(&chains, |record| Ok(!self.is_added_again(record)?))?;
         let rules: Vec<&ReferenceRules> = transfers
             .iter()
             .filter_map(|transfer| match &transfer.old {

@@ -57,12 +57,12 @@ impl Mover<'_> {
         let locked = self.empty_old_places(&going)?;
         let keys: Vec<Key> = going.iter().map(Transfer::key).collect();
         // If an ADD to the old place has run since then, it has written its entry again.
-        let added: Vec<&Transfer> = going
-            .iter()
-            .filter(|transfer| {
-                matches!(transfer.old, OldObjects::Chains(_)) && self.is_added_again(&transfer.record())
-            })
-            .collect();
+        let mut added = Vec::new();
+        for transfer in &going {
+            if matches!(transfer.old, OldObjects::Chains(_)) && self.is_added_again(&transfer.record())? {
+                added.push(transfer);
+            }
+        }
         let (state, why) = if locked {
             (State::LeftAlone, "it was added again concurrently; the next call looks at it again")
         } else {
