@@ -39,5 +39,8 @@ pub fn between(from: &str, to: &str, family: AddressFamily) -> Result<Option<Sep
 /// # Errors
 /// nf_tables cannot be read.
 pub fn has_rules_of_an_administrator() -> Result<bool, Error> {
-    Ok(FirewallTable::open()?.is_some_and(|table| table.is_in_force()) && table::has_rules_of_others()?)
+    match FirewallTable::open()? {
+        Some(table) if table.is_in_force()? => table::has_rules_of_others(),
+        _ => Ok(false),
+    }
 }

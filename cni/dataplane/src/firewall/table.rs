@@ -107,7 +107,7 @@ impl FirewallTable {
 
     /// True if attachments have their rules in this table.
     pub(super) fn holds_rules(&self) -> Result<bool, Error> {
-        if !self.is_in_force() {
+        if !self.is_in_force()? {
             return Ok(false);
         }
         let all = self.list(|_| true)?;
@@ -115,13 +115,13 @@ impl FirewallTable {
     }
 
     /// True if the table's rules are hooked.
-    pub(super) fn is_in_force(&self) -> bool {
-        self.0.chain(FORWARD).is_ok_and(|chain| chain.is_some_and(|chain| chain.base == Some(BASE)))
+    pub(super) fn is_in_force(&self) -> Result<bool, Error> {
+        Ok(self.0.chain(FORWARD)?.is_some_and(|chain| chain.base == Some(BASE)))
     }
 
     /// The set that makes the rules drop packets from one link to another, unless they were translated.
     pub(super) fn separates(&self, from: &str, to: &str) -> Result<Option<&'static str>, Error> {
-        if !self.is_in_force() {
+        if !self.is_in_force()? {
             return Ok(None);
         }
         let has = |id: &ElementId| Ok::<_, Error>(self.element(id)?.is_some());
