@@ -198,7 +198,7 @@ pub(super) fn has_more_than(place: Place, chain: &str, uses: u32) -> Result<bool
 pub(super) fn variant_for(table: TableName) -> Result<Variant, Error> {
     match shown_variant()? {
         Some(variant) => Ok(variant),
-        None => trial::first_working(&candidates(), table),
+        None => trial::first_working(&candidates()?, table),
     }
 }
 
@@ -211,7 +211,7 @@ pub(super) fn chosen_variant() -> Result<Variant, Error> {
 pub(super) fn tried_variant(table: TableName) -> Result<Variant, Error> {
     match shown_variant()? {
         Some(variant) => trial::try_out(variant, table).map(|()| variant),
-        None => trial::first_tried(&candidates(), table),
+        None => trial::first_tried(&candidates()?, table),
     }
 }
 
@@ -224,10 +224,10 @@ pub fn working_variant() -> Result<Variant, Error> {
 }
 
 /// The variants in the order in which they are tried, beginning with that of the program `iptables`.
-fn candidates() -> Vec<Variant> {
-    let plain = default_variant();
+fn candidates() -> Result<Vec<Variant>, Error> {
+    let plain = default_variant()?;
     let others = Variant::ALL.into_iter().filter(|variant| Some(*variant) != plain);
-    plain.into_iter().chain(others).collect()
+    Ok(plain.into_iter().chain(others).collect())
 }
 
 /// The variant whose chains are on the node, if its programs are installed.
@@ -239,7 +239,7 @@ fn shown_variant() -> Result<Option<Variant>, Error> {
     }
     for chains in [&OWN_CHAINS[..], &HINTS[..]] {
         for variant in Variant::ALL {
-            if detector.shows(variant, chains)? && tools::programs(variant).is_ok() {
+            if detector.shows(variant, chains)? && tools::are_installed(variant)? {
                 return Ok(Some(variant));
             }
         }

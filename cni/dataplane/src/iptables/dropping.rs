@@ -53,7 +53,8 @@ pub(crate) fn read(variant: Variant, family: AddressFamily) -> Found {
         AddressFamily::V4 => "iptables",
         AddressFamily::V6 => "ip6tables",
     };
-    let is_plain = variant == Variant::Nft && default_variant() != Some(Variant::Legacy);
+    let is_legacy = default_variant().is_ok_and(|plain| plain == Some(Variant::Legacy));
+    let is_plain = variant == Variant::Nft && !is_legacy;
     let program = if is_plain { name.to_owned() } else { format!("{name}-{variant}") };
     Found { admitted, has_docker_user: listing.jumps(FORWARD, DOCKER_USER).next().is_some(), program }
 }

@@ -188,16 +188,19 @@ fn has(listing: &Listing, chain: &str, rule: &Rule) -> bool {
 
 /// The tools of the variant that has such chains, or else those of the node's variant.
 pub(crate) fn tools() -> Result<Tools, Error> {
-    let mut shown = places()?.into_iter().map(|place| place.variant);
-    let held = shown.find(|variant| tools::programs(*variant).is_ok());
-    let variant = held.map_or_else(|| detect::variant_for(TableName::Filter), Ok)?;
-    Ok(Tools::new(Place { variant, family: AddressFamily::V4 }, TableName::Filter))
+    let of = |variant| Tools::new(Place { variant, family: AddressFamily::V4 }, TableName::Filter);
+    for place in places()? {
+        if tools::are_installed(place.variant)? {
+            return Ok(of(place.variant));
+        }
+    }
+    detect::variant_for(TableName::Filter).map(of)
 }
 
 /// True if containers have rules in chains that the node's programs can change. Runs no program.
 pub(crate) fn holds_containers() -> Result<bool, Error> {
     for place in places()? {
-        if tools::programs(place.variant).is_ok() && detect::has_more_than(place, CONTAINERS, EMPTY_USES)? {
+        if tools::are_installed(place.variant)? && detect::has_more_than(place, CONTAINERS, EMPTY_USES)? {
             return Ok(true);
         }
     }

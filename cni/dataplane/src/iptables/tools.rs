@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use cni_kernel::process::kill_with_parent;
 use cni_nftables::{Family, Socket, TableId};
+use nix::errno::Errno;
 
 use super::batch::Batch;
 use super::legacy;
@@ -101,17 +102,47 @@ fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// The variant of the program `iptables`, determined by symbolic links or else by the program's version.
-pub(crate) fn default_variant() -> Option<Variant> {
-    let file = find("iptables")?;
-    let name = file.canonicalize().ok()?.file_name()?.to_string_lossy().into_owned();
-    let named = Variant::ALL.into_iter().find(|variant| name.contains(variant.as_str()));
-    named.or_else(|| {
-        let printed = Command::new(&file).arg("--version").stdin(Stdio::null()).output().ok()?;
-        // Before 1.8, there was only the legacy variant, whose version output does not name it.
-        let is_nft = String::from_utf8_lossy(&printed.stdout).contains("nf_tables");
-        Some(if is_nft { Variant::Nft } else { Variant::Legacy })
-    })
+/// The variant of the program `iptables`, determined by symbolic links or else by the program's version. None if there
+/// is no such program, or none that can run here.
+///
+/// # Errors
+/// [`Error::Kernel`] if the program cannot be run at the moment.
+pub(crate) fn default_variant() -> Result<Option<Variant>, Error> {
+    let Some(file) = find("iptables") else { return Ok(None) };
+    // If the links cannot be followed, the version decides.
+    let target = file.canonicalize().unwrap_or_default();
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    match Variant::ALL.into_iter().find(|variant| name.contains(variant.as_str())) {
+        None => variant_of(Command::new(&file).arg("--version").stdin(Stdio::null()).output()),
+        named => Ok(named),
+    }
+}
+
+/// The variant of a program by the output of `--version`. A program that did not start for lack of memory, processes or
+/// descriptors, or that was killed, may be of either.
+fn variant_of(run: std::io::Result<Output>) -> Result<Option<Variant>, Error> {
+    const WHAT: &str = "ask iptables for its version";
+    match run {
+        Ok(run) => {
+            if let Some(signal) = run.status.signal() {
+                return Err(Error::kernel(WHAT, killed(signal)));
+            }
+            // Before 1.8, there was only the legacy variant, whose version output does not name it.
+            let is_nft = text(&run).contains("nf_tables");
+            Ok(Some(if is_nft { Variant::Nft } else { Variant::Legacy }))
+        }
+        Err(e) => match e.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO) => {
+                Err(Error::kernel(WHAT, e))
+            }
+            _ => Ok(None),
+        },
+    }
+}
+
+/// The error of a program that was killed, for lack of memory for instance.
+fn killed(signal: i32) -> std::io::Error {
+    std::io::Error::other(format!("killed by signal {signal}"))
 }
 
 /// The reason why a batch was not committed.
@@ -154,9 +185,13 @@ impl Tools {
             AddressFamily::V6 => "ip6tables",
         };
         let name = format!("{family}-{}-{suffix}", self.variant);
-        let plain =
-            || find(&format!("{family}-{suffix}")).filter(|_| default_variant() == Some(self.variant));
-        find(&name).or_else(plain).ok_or(Error::NoIptables { program: name })
+        if let Some(program) = find(&name) {
+            return Ok(program);
+        }
+        match find(&format!("{family}-{suffix}")) {
+            Some(program) if default_variant()? == Some(self.variant) => Ok(program),
+            _ => Err(Error::NoIptables { program: name }),
+        }
     }
 
     /// The command that empties a chain, for people. Empty if the chain's name cannot be part of a command.
@@ -217,8 +252,7 @@ impl Tools {
         if let Some(signal) = run.status.signal() {
             // The kernel may have killed the program for lack of memory, for instance, which says nothing about the
             // tables.
-            let killed = std::io::Error::other(format!("killed by signal {signal}"));
-            return Err(Error::kernel(format!("try {}", program.display()), killed));
+            return Err(Error::kernel(format!("try {}", program.display()), killed(signal)));
         }
         let program = program.display().to_string();
         Err(Error::IptablesFails { program, table: self.table.as_str(), complaint: complaint(run) })
@@ -319,6 +353,15 @@ impl Tools {
 pub(super) fn programs(variant: Variant) -> Result<Vec<PathBuf>, Error> {
     let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
     all.map(|(family, suffix)| Tools::nat(Place { variant, family }).program(suffix)).collect()
+}
+
+/// True if the programs of both families are installed.
+pub(super) fn are_installed(variant: Variant) -> Result<bool, Error> {
+    match programs(variant) {
+        Ok(_) => Ok(true),
+        Err(Error::NoIptables { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// The process that holds the legacy tools' lock, as far as it can be found.
@@ -434,6 +477,20 @@ mod tests {
         assert_eq!(holder_in(locks, device, 5), None, "it waits");
         assert_eq!(holder_in(locks, nix::sys::stat::makedev(0xfe, 0), 10_133_507), Some(20654));
         assert_eq!(holder_in(locks, device, 6), None);
+    }
+
+    #[test]
+    fn only_a_program_that_ran_shows_its_variant() {
+        let ran = |status, printed: &str| {
+            let status = std::process::ExitStatus::from_raw(status);
+            variant_of(Ok(Output { status, stdout: printed.into(), stderr: Vec::new() }))
+        };
+        assert_eq!(ran(0, "iptables v1.8.10 (nf_tables)\n").unwrap(), Some(Variant::Nft));
+        assert_eq!(ran(0, "iptables v1.6.1\n").unwrap(), Some(Variant::Legacy));
+        assert!(ran(9, "").unwrap_err().to_string().ends_with("killed by signal 9"));
+        let refused = |errno: Errno| variant_of(Err(std::io::Error::from_raw_os_error(errno as i32)));
+        assert!(refused(Errno::EAGAIN).is_err());
+        assert_eq!(refused(Errno::ENOEXEC).unwrap(), None, "another try would end in the same way");
     }
 
     #[test]
