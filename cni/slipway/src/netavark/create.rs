@@ -14,7 +14,7 @@ use super::types::{Network, Subnet};
 
 /// Completes a network. Keys that the driver does not read are returned unchanged.
 pub(super) fn create(input: Map<String, Value>) -> Result<Map<String, Value>, DriverError> {
-    complete(input, &Used::read().map_err(DriverError::Node)?, isolate::of_new_network())
+    complete(input, &Used::read()?, isolate::of_new_network())
 }
 
 /// `isolate` is the value of a network that has none.

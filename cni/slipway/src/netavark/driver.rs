@@ -217,19 +217,24 @@ fn publish_on_others(gone: &Attachment) -> Vec<DriverError> {
         Ok(others) => others,
         Err(error) => return vec![error.into()],
     };
-    let is_there = |other: &&Cached| {
-        other.netns.as_deref().is_some_and(|path| Netns::open(path).is_ok_and(|netns| has(&netns, other)))
-    };
-    others.iter().filter(is_there).filter_map(|other| publish(other).err()).collect()
+    others.iter().filter_map(|other| publish(other).err()).collect()
 }
 
-/// True if the container's namespace has the attachment's link.
-fn has(netns: &Netns, cached: &Cached) -> bool {
-    let link = RouteSocket::open_in(netns).and_then(|route| route.find_link(cached.attachment.ifname()));
-    matches!(link, Ok(Some(_)))
+/// True if a namespace exists and has such a link.
+fn has(netns: &Path, ifname: &str) -> Result<bool, DriverError> {
+    let netns = match Netns::open(netns) {
+        Err(error) if error.is_gone() => return Ok(false),
+        opened => opened?,
+    };
+    let link = RouteSocket::open_in(&netns).and_then(|route| route.find_link(ifname));
+    Ok(link.map_err(DriverError::Node)?.is_some())
 }
 
 fn publish(cached: &Cached) -> Result<(), DriverError> {
+    match cached.netns.as_deref() {
+        Some(netns) if has(netns, cached.attachment.ifname())? => {}
+        _ => return Ok(()),
+    }
     let failed =
         |error: CniError| DriverError::Ports { network: cached.attachment.network().to_owned(), error };
     for config in cached.configs().map_err(failed)? {
@@ -251,4 +256,21 @@ fn publish(cached: &Cached) -> Result<(), DriverError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_cannot_be_opened_is_not_taken_for_gone() {
+        let temp = tempfile::tempdir().unwrap();
+        let (plain, looped) = (temp.path().join("plain"), temp.path().join("loop"));
+        std::fs::write(&plain, "").unwrap();
+        std::os::unix::fs::symlink(&looped, &looped).unwrap();
+        for gone in [temp.path().join("none"), plain] {
+            assert!(!has(&gone, "eth0").unwrap(), "{gone:?}");
+        }
+        assert!(has(&looped, "eth0").unwrap_err().to_string().starts_with("failed to open netns"));
+    }
 }

@@ -43,7 +43,7 @@ pub(crate) enum DriverError {
     /// A plugin failed.
     #[error(transparent)]
     Plugins(#[from] NetworkError),
-    /// The driver's files cannot be used.
+    /// A file of the driver or of podman cannot be used.
     #[error(transparent)]
     Files(#[from] DirError),
     /// The lock of the bridge was not acquired.

@@ -49,7 +49,12 @@ impl Store {
         let name = note(attachment);
         let was_noted = self.pending.exists(&name)?;
         self.pending.open_file(&name, Access::WriteOrCreate(0o600))?;
-        Ok(was_noted || cached(attachment).is_some())
+        // An unreadable record shows an earlier set-up as well.
+        let is_recorded = || match Cache::open(Path::new(CACHE))? {
+            Some(cache) => cache.remembers(attachment),
+            None => Ok(false),
+        };
+        Ok(was_noted || is_recorded()?)
     }
 
     /// Removes the note, because the attachment is complete or nothing of it is left.

@@ -2,16 +2,20 @@
 
 //! The choice of subnets for networks created without one. podman chooses them only for its own bridge driver.
 
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::bounded;
-use cni_kernel::route::{MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::dir::DirError;
+use cni_kernel::route::{MAIN_TABLE, RouteSocket};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nix::errno::Errno;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+use super::error::DriverError;
 use super::types::Subnet;
 
 /// podman's networks of root, unless `network_config_dir` of containers.conf(5) names another directory.
@@ -50,26 +54,29 @@ struct Configuration {
 impl Used {
     /// Reads the addresses and routes of the node, and podman's networks. A file that does not describe a network is
     /// left out.
-    pub(super) fn read() -> Result<Self, RouteError> {
-        let route = RouteSocket::open()?;
+    pub(super) fn read() -> Result<Self, DriverError> {
+        let route = RouteSocket::open().map_err(DriverError::Node)?;
         let mut used = Self::default();
-        used.subnets.extend(route.all_addresses()?.iter().map(|address| address.net.trunc()));
+        let addresses = route.all_addresses().map_err(DriverError::Node)?;
+        used.subnets.extend(addresses.iter().map(|address| address.net.trunc()));
         for family in AddressFamily::BOTH {
-            let routes = route.routes(family, MAIN_TABLE)?;
+            let routes = route.routes(family, MAIN_TABLE).map_err(DriverError::Node)?;
             used.routed.extend(routes.iter().filter(|route| !route.is_default()).map(|route| route.dst));
         }
-        used.add_configurations(Path::new(CONFIGURATIONS));
+        used.add_configurations(Path::new(CONFIGURATIONS))?;
         Ok(used)
     }
 
-    fn add_configurations(&mut self, directory: &Path) {
+    fn add_configurations(&mut self, directory: &Path) -> Result<(), DirError> {
         let mut has_default = false;
-        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let entries = std::fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        for entry in unless_unusable(entries, "list", directory)?.unwrap_or_default() {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let Ok(text) = bounded::read(&path, bounded::CONFIGURATION) else { continue };
+            let text = bounded::read(&path, bounded::CONFIGURATION);
+            let Some(text) = unless_unusable(text, "read", &path)? else { continue };
             match serde_json::from_slice::<Configuration>(&text) {
                 Ok(found) => {
                     has_default |= path.ends_with(DEFAULT_FILE);
@@ -83,6 +90,7 @@ impl Used {
             self.subnets.push(DEFAULT_SUBNET.into());
             self.bridges.push(DEFAULT_BRIDGE.to_owned());
         }
+        Ok(())
     }
 
     /// The subnet in use that a subnet overlaps.
@@ -95,6 +103,29 @@ impl Used {
         let all = (FIRST.to_bits()..=LAST.to_bits()).step_by(STEP);
         let mut nets = all.map(|bits| IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::from_bits(bits), LENGTH)));
         nets.find(|net| self.overlapping(*net).or_else(|| overlapping(&self.routed, *net)).is_none())
+    }
+}
+
+/// None for what is missing, is no file or directory, or belongs to another user, as root's networks do for a rootless
+/// podman. After any other error, a network may use what would be given to the new one.
+fn unless_unusable<T>(
+    read: io::Result<T>,
+    operation: &'static str,
+    path: &Path,
+) -> Result<Option<T>, DirError> {
+    let error = match read {
+        Ok(read) => return Ok(Some(read)),
+        Err(error) => error,
+    };
+    match (error.kind(), error.raw_os_error()) {
+        (ErrorKind::NotFound | ErrorKind::NotADirectory, _) => Ok(None),
+        (ErrorKind::PermissionDenied, _) | (_, None) => {
+            log::warn!("{}: {error}", path.display());
+            Ok(None)
+        }
+        (_, Some(number)) => {
+            Err(DirError::System { operation, path: path.to_owned(), errno: Errno::from_raw(number) })
+        }
     }
 }
 
@@ -155,13 +186,29 @@ mod tests {
                 std::fs::write(folder.path().join("podman.json"), text).unwrap();
             }
             let mut used = Used::default();
-            used.add_configurations(folder.path());
+            used.add_configurations(folder.path()).unwrap();
             used.overlapping(inside).map(|net| net.to_string())
         };
         assert_eq!(overlapping(None).as_deref(), Some("10.88.0.0/16"));
         assert_eq!(overlapping(Some("{")).as_deref(), Some("10.88.0.0/16"));
         let moved = r#"{"name": "podman", "subnets": [{"subnet": "10.99.0.0/16"}]}"#;
         assert_eq!(overlapping(Some(moved)), None);
+    }
+
+    #[test]
+    fn no_subnet_is_chosen_while_networks_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.json");
+        let read =
+            |directory: &Path| Used::default().add_configurations(directory).map_err(|e| e.to_string());
+        assert_eq!(read(&folder.path().join("none")), Ok(()));
+        std::fs::write(&file, "{}").unwrap();
+        assert_eq!(read(&file), Ok(()), "not a directory");
+        // A link to itself stands for any file that cannot be read at the moment.
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        assert!(read(&file).unwrap_err().starts_with("list "));
+        assert!(read(folder.path()).unwrap_err().starts_with("read "));
     }
 
     #[test]
@@ -179,8 +226,9 @@ mod tests {
         for (name, text) in [("x.json", text), ("y.json", "{"), ("netavark.lock", "")] {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
+        std::fs::create_dir(folder.path().join("z.json")).unwrap();
         let mut used = Used::default();
-        used.add_configurations(folder.path());
+        used.add_configurations(folder.path()).unwrap();
         assert_eq!(used.overlapping("10.89.0.0/16".parse().unwrap()).unwrap().to_string(), "10.89.0.0/24");
         assert_eq!((used.bridges, used.subnets.len()), (vec!["podman3".to_owned(), "podman0".to_owned()], 2));
     }
