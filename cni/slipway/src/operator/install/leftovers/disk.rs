@@ -30,7 +30,7 @@ pub(super) fn plan(data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
     if leftovers::has_own(data_dir)? {
         leftovers.push(Leftover::Directory(leftovers::own(data_dir)));
     }
-    if dhcp::folder().is_dir() {
+    if is_directory(dhcp::folder())? {
         leftovers.push(kept_or_removed(dhcp::folder().to_owned(), dhcp::in_the_way()?));
     }
     Ok(leftovers)
@@ -131,6 +131,19 @@ impl Kept {
     }
 }
 
+/// True for a directory, false if there is nothing or something else at the path.
+pub(super) fn is_directory(path: &Path) -> Result<bool, LeftoverError> {
+    match path.metadata() {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(failed("look at", path, error)),
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind())
+}
+
 /// The names in a directory, without temporary files of killed writers; none if there is no such directory.
 fn names(folder: &Path) -> Result<Option<Vec<OsString>>, LeftoverError> {
     let read = std::fs::read_dir(folder).and_then(|entries| {
@@ -141,7 +154,7 @@ fn names(folder: &Path) -> Result<Option<Vec<OsString>>, LeftoverError> {
             names.retain(|name| !name.as_bytes().starts_with(TEMPORARY.as_bytes()));
             Ok(Some(names))
         }
-        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => Ok(None),
+        Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(failed("list", folder, error)),
     }
 }
@@ -155,6 +168,19 @@ mod tests {
     use cni_runtime::cache;
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_looked_at_is_not_taken_for_missing() {
+        let temp = tempfile::tempdir().unwrap();
+        let (file, looped) = (temp.path().join("file"), temp.path().join("loop"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&looped, &looped).unwrap();
+        assert!(is_directory(temp.path()).unwrap());
+        for none in [file.join("below"), temp.path().join("none"), file] {
+            assert!(!is_directory(&none).unwrap(), "{none:?}");
+        }
+        assert!(is_directory(&looped).unwrap_err().to_string().starts_with("look at "));
+    }
 
     #[test]
     fn pending_set_ups_are_searched_where_the_runtime_keeps_them() {

@@ -175,7 +175,7 @@ pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, 
     leftovers.extend(links::plan()?);
     leftovers.extend(disk::plan(data_dir)?);
     let memory = Path::new(cni_dataplane::RUN_DIR);
-    leftovers.extend(memory.is_dir().then(|| Leftover::RunDirectory(memory.to_owned())));
+    leftovers.extend(disk::is_directory(memory)?.then(|| Leftover::RunDirectory(memory.to_owned())));
     Ok(leftovers.into_iter().filter_map(as_far_as_possible).collect())
 }
 
