@@ -369,7 +369,8 @@ impl RouteSocket {
     /// default routes of IPv6 (`fib6_walk_continue`). Also none if a rule leads to another table, or if there are
     /// several next hops.
     fn found_ipv6_default(&self) -> Option<Route> {
-        let routes = self.matching(Ipv6Addr::UNSPECIFIED.into(), MAIN_TABLE)?;
+        // After an error, the list of routes decides.
+        let routes = self.matching(Ipv6Addr::UNSPECIFIED.into(), MAIN_TABLE).ok()?;
         let [route] = <[Route; 1]>::try_from(routes).ok()?;
         route.is_default_by_link().then_some(route)
     }
@@ -377,7 +378,10 @@ impl RouteSocket {
     /// The routes by which the node's packets to distant destinations leave, in the tables to which rules lead: the
     /// default route, or the two routes to half of all addresses each that a VPN puts before it. Empty if there is no
     /// such route.
-    pub fn routes_to_anywhere(&self, family: AddressFamily) -> Vec<Route> {
+    ///
+    /// # Errors
+    /// [`RouteError::is_transient`] if the kernel could not look it up.
+    pub fn routes_to_anywhere(&self, family: AddressFamily) -> Result<Vec<Route>, RouteError> {
         /// The longest prefix that still counts as a route to anywhere.
         const HALF: u8 = 1;
         const ANY_TABLE: u32 = 0;
@@ -388,18 +392,26 @@ impl RouteSocket {
                 [[0x3eff, 0xffff, 0, 0, 0, 0, 0, 1].into(), [0xbfff, 0, 0, 0, 0, 0, 0, 1].into()]
             }
         };
-        let found = far.into_iter().filter_map(|address| self.matching(address, ANY_TABLE)).flatten();
-        found
-            .filter(|route| {
-                route.dst.prefix_len() <= HALF && route.link.is_some() && route.kind == RouteKind::Unicast
-            })
-            .collect()
+        let mut found = Vec::new();
+        for address in far {
+            found.extend(self.matching(address, ANY_TABLE)?);
+        }
+        found.retain(|route| {
+            route.dst.prefix_len() <= HALF && route.link.is_some() && route.kind == RouteKind::Unicast
+        });
+        Ok(found)
     }
 
     /// The route at which a lookup of the address ends, with all its next hops, if the route is in this table (0 for
-    /// any table). Returns `None` if there is no route, or only one that refuses packets.
-    fn matching(&self, address: IpAddr, table: u32) -> Option<Vec<Route>> {
-        self.lookup(address, table).inspect_err(|error| log::debug!("{error}")).ok()
+    /// any table). Empty if there is no route, or only one that refuses packets.
+    fn matching(&self, address: IpAddr, table: u32) -> Result<Vec<Route>, RouteError> {
+        match self.lookup(address, table) {
+            Err(error) if !error.is_transient() => {
+                log::debug!("{error}");
+                Ok(Vec::new())
+            }
+            found => found,
+        }
     }
 
     fn lookup(&self, address: IpAddr, table: u32) -> Result<Vec<Route>, RouteError> {

@@ -185,7 +185,7 @@ impl Expected for ReversePath {
         }
         let socket = RouteSocket::open().map_err(failed)?;
         let Some(link) = socket.find_link(&self.link).map_err(failed)? else { return Ok(()) };
-        let routes = socket.routes_to_anywhere(AddressFamily::V4);
+        let routes = socket.routes_to_anywhere(AddressFamily::V4).map_err(failed)?;
         let Some(other) =
             routes.first().filter(|_| routes.iter().all(|route| route.link != Some(link.index)))
         else {

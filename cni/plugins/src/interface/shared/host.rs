@@ -43,7 +43,7 @@ impl Host {
             return Ok(wanted);
         }
         for family in AddressFamily::BOTH {
-            let mut routes = self.route.routes_to_anywhere(family);
+            let mut routes = self.route.routes_to_anywhere(family).map_err(failed)?;
             // Usually the same default route covers both halves of the address space.
             routes.dedup();
             let mut smallest: Option<u32> = None;
