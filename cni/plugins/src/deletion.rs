@@ -52,9 +52,20 @@ pub(crate) fn before_add(plugin: &dyn Plugin, attachment: &Attachment) {
 }
 
 /// True if a DEL of the attachment has begun, and no ADD has begun since.
-#[must_use]
-pub fn has_begun(attachment: &Attachment) -> bool {
-    DurableDir::open(&path()).and_then(|marks| marks.exists(name(attachment))).unwrap_or(false)
+///
+/// # Errors
+/// [`DirError::is_transient`] if nobody knows.
+pub fn has_begun(attachment: &Attachment) -> Result<bool, DirError> {
+    is_marked(&path(), attachment)
+}
+
+fn is_marked(marks: &Path, attachment: &Attachment) -> Result<bool, DirError> {
+    match DurableDir::open(marks).and_then(|marks| marks.exists(name(attachment))) {
+        Err(error) if error.is_transient() => Err(error),
+        // A DEL could set no mark either.
+        Err(_) => Ok(false),
+        known => known,
+    }
 }
 
 /// True if a restoration might take this DEL for damage. That needs the result of an ADD, which the runtime passes to the DEL
@@ -136,9 +147,10 @@ mod tests {
             sweep(&marks, SystemTime::now() + later).unwrap();
             assert_eq!(marks.exists(name(&attachment)).unwrap(), is_there);
         }
+        assert!(!is_marked(&temp.path().join("missing"), &attachment).unwrap());
         // The clock has been set back since the mark was made.
         set(&marks, &attachment).unwrap();
         sweep(&marks, SystemTime::UNIX_EPOCH).unwrap();
-        assert!(marks.exists(name(&attachment)).unwrap());
+        assert!(is_marked(temp.path(), &attachment).unwrap());
     }
 }

@@ -3,6 +3,7 @@
 //! The liveness of a container in a runtime's cache, by the state of the kernel.
 
 use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::dir::DirError;
 use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_plugins::deletion;
@@ -21,13 +22,15 @@ pub(in crate::operator) enum Liveness {
     Gone(String),
 }
 
-/// A namespace, links or addresses cannot be read.
+/// A namespace, links, addresses or the mark of a DEL cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::operator) enum LivenessError {
     #[error(transparent)]
     Netns(#[from] NetnsError),
     #[error(transparent)]
     Route(#[from] RouteError),
+    #[error(transparent)]
+    Mark(#[from] DirError),
 }
 
 /// The node's network namespace, from which containers are looked up.
@@ -46,10 +49,10 @@ impl Node {
     /// of the pair, and the addresses.
     ///
     /// # Errors
-    /// [`LivenessError`] if the namespace cannot be opened, or links or addresses cannot be read.
+    /// [`LivenessError`] if the namespace cannot be opened, or links, addresses or the mark of a DEL cannot be read.
     pub(in crate::operator) fn liveness(&self, cached: &Cached) -> Result<Liveness, LivenessError> {
         let gone = |reason: String| Ok(Liveness::Gone(reason));
-        if deletion::has_begun(&cached.attachment) {
+        if deletion::has_begun(&cached.attachment)? {
             return gone("the container is being deleted: its DEL has begun".to_owned());
         }
         let Some(path) = &cached.netns else {
