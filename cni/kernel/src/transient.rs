@@ -7,20 +7,14 @@ use std::io;
 use nix::errno::Errno;
 
 /// True if the same call may succeed later although nobody repairs anything: the system was short of memory, descriptors or
-/// threads, the call was interrupted or had to wait for too long, or a disk did not answer.
+/// threads, or the call was interrupted or had to wait for too long. EIO is not among them, because a damaged disk stays so.
 ///
 /// Such an error must not be read as "there is none". Callers may give up for good after any other error.
 #[must_use]
 pub fn is_transient(errno: Errno) -> bool {
     matches!(
         errno,
-        Errno::EAGAIN
-            | Errno::EINTR
-            | Errno::EIO
-            | Errno::EMFILE
-            | Errno::ENFILE
-            | Errno::ENOBUFS
-            | Errno::ENOMEM
+        Errno::EAGAIN | Errno::EINTR | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM
     )
 }
 
@@ -47,10 +41,11 @@ mod tests {
             Errno::ENETUNREACH,
             Errno::EOPNOTSUPP,
             Errno::EINVAL,
+            Errno::EIO,
         ] {
             assert!(!is_transient(errno) && !is_transient_io(&errno.into()), "{errno}");
         }
-        for errno in [Errno::EMFILE, Errno::ENOMEM, Errno::EIO] {
+        for errno in [Errno::EMFILE, Errno::ENOMEM, Errno::EINTR] {
             assert!(is_transient(errno) && is_transient_io(&errno.into()), "{errno}");
         }
         assert!(!is_transient_io(&io::ErrorKind::UnexpectedEof.into()), "not the system's error");

@@ -293,7 +293,7 @@ pub(crate) fn lasting(faults: Vec<Fault>) -> Result<Vec<PathBuf>, DirError> {
     faults
         .into_iter()
         .map(|Fault { path, error }| match error {
-            CacheError::Directory(error) if error.is_shortage() => Err(error),
+            CacheError::Directory(error) if error.is_transient() => Err(error),
             error => {
                 log::warn!("{}: {error}", path.display());
                 Ok(path)

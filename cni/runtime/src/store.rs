@@ -89,9 +89,9 @@ impl Store {
         }
         match self.result(attachment) {
             // Some plugins find what they made only by the result, which the DEL deletes.
-            Err(NetworkError::Cache(error)) if error.is_shortage() => Err(error.into()),
+            Err(NetworkError::Cache(error)) if error.is_transient() => Err(error.into()),
             Err(NetworkError::Remembered { network, error: CacheError::Directory(error) })
-                if error.is_shortage() =>
+                if error.is_transient() =>
             {
                 let error = CacheError::Directory(error);
                 Err(NetworkError::Remembered { network, error })

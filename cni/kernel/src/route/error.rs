@@ -100,9 +100,7 @@ impl RouteError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            // With EIO, a driver says that its device is broken, which may last.
-            Self::Kernel { errno, .. } => *errno != Errno::EIO && is_transient(*errno),
-            Self::Socket { errno, .. } => is_transient(*errno),
+            Self::Kernel { errno, .. } | Self::Socket { errno, .. } => is_transient(*errno),
             Self::Reply { source, .. } => *source == ReplyError::Overrun,
             Self::Interrupted { .. } => true,
             Self::Netns {

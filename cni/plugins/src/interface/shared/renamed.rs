@@ -148,7 +148,9 @@ fn known_elsewhere(request: &Request<'_>) -> Result<Vec<Attachment>, CniError> {
         match cached {
             Ok(cached) => known.extend(cached.into_iter().map(|cached| cached.attachment)),
             // Repeated, the DEL finds the attachments.
-            Err(error) if error.is_shortage() => return Err(CniError::new(ErrorCode::Io, error.to_string())),
+            Err(error) if error.is_transient() => {
+                return Err(CniError::new(ErrorCode::Io, error.to_string()));
+            }
             Err(error) => log::debug!("{error}"),
         }
     }

@@ -99,7 +99,7 @@ fn lacks(path: &Path, address: IpAddr) -> bool {
 /// Reads a reservation. None if its owner may still be alive, or the file cannot be read.
 fn read(store: &Store, network: &str, address: IpAddr) -> Option<Abandoned> {
     let mut file = store.dir.open_file(address.to_string(), Access::Read).ok()?;
-    let namespace = mark::read(&file, &store.boot)?;
+    let namespace = mark::read(&file, &store.boot).ok()??;
     if !namespace_record::is_gone(&namespace) {
         return None;
     }

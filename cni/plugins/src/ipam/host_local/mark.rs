@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use cni_dataplane::namespace_record;
-use cni_kernel::xattr;
+use cni_kernel::{is_transient, xattr};
 use nix::errno::Errno;
 
 /// The kernel hides trusted attributes from unprivileged programs.
@@ -26,15 +26,22 @@ pub(super) fn record(boot: &[u8; BOOT_ID], netns: Option<&Path>) -> Option<Vec<u
 }
 
 /// The record of the namespace in a reservation that was made since the last boot; none without one.
-pub(super) fn read(file: impl AsFd, boot: &[u8; BOOT_ID]) -> Option<Vec<u8>> {
-    let record = xattr::get::<LARGEST>(file, ATTRIBUTE).unwrap_or_else(|errno| {
-        if errno != Errno::EOPNOTSUPP {
-            log::debug!("read the namespace of a reservation's owner: {errno}");
+///
+/// # Errors
+/// The system is short of something at the moment ([`is_transient`]).
+pub(super) fn read(file: impl AsFd, boot: &[u8; BOOT_ID]) -> Result<Option<Vec<u8>>, Errno> {
+    let record = match xattr::get::<LARGEST>(file, ATTRIBUTE) {
+        Ok(record) => record.unwrap_or_default(),
+        Err(errno) if is_transient(errno) => return Err(errno),
+        Err(errno) => {
+            if errno != Errno::EOPNOTSUPP {
+                log::debug!("read the namespace of a reservation's owner: {errno}");
+            }
+            return Ok(None);
         }
-        None
-    })?;
-    let (recorded, namespace) = record.split_at_checked(BOOT_ID)?;
-    (recorded == boot).then(|| namespace.to_vec())
+    };
+    let recorded = record.split_at_checked(BOOT_ID).filter(|(recorded, _)| recorded == boot);
+    Ok(recorded.map(|(_, namespace)| namespace.to_vec()))
 }
 
 /// Adds the record to a reservation, which is valid without it as well.

@@ -68,7 +68,7 @@ pub(crate) fn with_reservations_of(
             Ok(addresses) if addresses.is_empty() => {}
             Ok(_) => found.push(other),
             // Repeated, the call finds the reservation.
-            Err(error) if error.is_shortage() => return Err(error.into()),
+            Err(error) if error.is_transient() => return Err(error.into()),
             // The directory may hold files of others, too.
             Err(error) => log::debug!("reservations of network {network}: {error}"),
         }
@@ -212,7 +212,8 @@ impl OtherNetworks {
         let text = String::from_utf8_lossy(&text);
         let (id, ifname) = owner::names(&text);
         let owner = ifname.and_then(|ifname| Attachment::new(network, id, ifname).ok());
-        Ok(owner.map(|owner| Holder { owner, namespace: mark::read(&file, &boot_id()) }))
+        let namespace = mark::read(&file, &boot_id()).map_err(failed)?;
+        Ok(owner.map(|owner| Holder { owner, namespace }))
     }
 
     /// The reservations of a network.

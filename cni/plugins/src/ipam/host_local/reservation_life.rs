@@ -28,7 +28,7 @@ pub enum ReservationLife {
 /// Reads the reservations of an attachment. Takes no lock.
 ///
 /// # Errors
-/// The directory cannot be read.
+/// The directory cannot be read, or the system is short of something while a reservation is read.
 pub fn of(data_dir: &Path, attachment: &Attachment) -> Result<ReservationLife, StoreError> {
     let Some(store) = Store::open(data_dir, attachment.network())? else {
         return Ok(ReservationLife::Unreserved);
@@ -37,19 +37,29 @@ pub fn of(data_dir: &Path, attachment: &Attachment) -> Result<ReservationLife, S
     if addresses.is_empty() {
         return Ok(ReservationLife::Unreserved);
     }
-    if let Some(netns) = addresses.iter().find_map(|address| living(&store, *address)) {
-        return Ok(ReservationLife::Living(netns));
+    for address in &addresses {
+        if let Some(netns) = living(&store, *address)? {
+            return Ok(ReservationLife::Living(netns));
+        }
     }
     let gone = abandoned::find(&store, attachment.network(), |address| addresses.contains(&address))?;
     Ok(if gone.len() == addresses.len() { ReservationLife::Gone } else { ReservationLife::Unknown })
 }
 
 /// The namespace in a reservation's record, if its path leads there.
-fn living(store: &Store, address: IpAddr) -> Option<ContainerNetns> {
-    let file = store.dir.open_file(address.to_string(), Access::Read).ok()?;
-    let record = mark::read(&file, &store.boot)?;
-    let netns = namespace_record::decode(&record)?;
-    (!namespace_record::is_gone(&record) && netns.path.exists()).then_some(netns)
+fn living(store: &Store, address: IpAddr) -> Result<Option<ContainerNetns>, StoreError> {
+    let name = address.to_string();
+    let file = match store.dir.open_file(&name, Access::Read) {
+        Ok(file) => file,
+        Err(error) if error.is_transient() => return Err(error.into()),
+        Err(_) => return Ok(None),
+    };
+    let failed = |errno| StoreError::System { operation: "read", path: store.dir.path().join(&name), errno };
+    let Some(record) = mark::read(&file, &store.boot).map_err(failed)? else { return Ok(None) };
+    // A path that cannot be looked up may lead there.
+    let is_there = |netns: &ContainerNetns| netns.path.try_exists().unwrap_or(true);
+    let netns = namespace_record::decode(&record).filter(is_there);
+    Ok(netns.filter(|_| !namespace_record::is_gone(&record)))
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_kernel::dir::{Access, DirError, DurableDir, TEMPORARY};
+use cni_kernel::is_transient;
 use cni_kernel::lock::{FileLock, LockError};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
@@ -63,8 +64,12 @@ pub enum StoreError {
 
 impl StoreError {
     /// True if the system lacked descriptors or memory at that moment.
-    pub(super) fn is_shortage(&self) -> bool {
-        matches!(self, Self::Dir(error) if error.is_shortage())
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Self::Dir(error) => error.is_transient(),
+            Self::System { errno, .. } => is_transient(*errno),
+            Self::Lock(_) => false,
+        }
     }
 }
 
@@ -247,7 +252,7 @@ impl Store {
             match self.entry(address) {
                 Ok(Some(entry)) => visit(address, entry),
                 Ok(None) => {}
-                Err(error) if error.is_shortage() => return Err(error),
+                Err(error) if error.is_transient() => return Err(error),
                 // A file that stays unreadable is neither free nor torn.
                 Err(error) => {
                     log::warn!("{error}");
@@ -475,7 +480,7 @@ mod tests {
         let staged = store.stage("c1", Some(&record)).unwrap();
         store.link(&staged, "c1", ADDRESS).unwrap();
         let file = store.dir.open_file(ADDRESS.to_string(), Access::Read).unwrap();
-        assert_eq!(mark::read(&file, &store.boot).as_deref(), record.get(mark::BOOT_ID..));
+        assert_eq!(mark::read(&file, &store.boot).unwrap().as_deref(), record.get(mark::BOOT_ID..));
     }
 
     #[test]
