@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! Log lines: to standard error as `SLIPWAY_LOG` asks, and to a file or the journal as the node's settings
-//! ask, because runtimes discard the standard error of a successful plugin.
+//! ask, because libcni drops the standard error of a plugin that fails with an error in JSON.
 //!
 //! A log never fails or delays a call: a line that cannot be written at once is lost.
 
