@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, fstatfs};
 
+use crate::is_transient_io;
 use crate::lock::{FileLock, LockError};
 use crate::procfs;
 
@@ -84,6 +85,12 @@ impl NetnsError {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NotANamespace { .. })
+    }
+
+    /// True if the system was short of descriptors, memory or threads ([`is_transient_io`]).
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Open { source, .. } | Self::Enter { source, .. } if is_transient_io(source))
     }
 }
 

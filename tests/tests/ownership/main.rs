@@ -130,7 +130,12 @@ fn del_of_a_network_beside_another_one_leaves_that_alone() {
         second.del(&attach(&pod)).expect("DEL");
         before.assert_same(&state(&node));
     }
-    // As the control, the first network counts as a former name of the second once its configuration is gone.
+    // As the control, the first network counts as a former name of the second once its configuration is gone. Files that
+    // are no network's do not change that.
+    node.write("/etc/cni/net.d/98-damaged.conflist", "{");
+    node.cmd("touch -d '5 minutes ago' /etc/cni/net.d/98-damaged.conflist");
+    node.write("/etc/cni/net.d/99-loopback.conf", r#"{"cniVersion": "0.3.1", "type": "loopback"}"#);
+    node.cmd("ln -s nowhere /etc/cni/net.d/97-dangling.conflist");
     node.cmd("rm /etc/cni/net.d/10-first.conflist");
     second.del(&attach(&pod)).expect("DEL");
     assert!(!pod.has_link("eth0") && node.reserved("first").is_empty());

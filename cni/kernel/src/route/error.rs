@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
+use crate::is_transient;
 use crate::netns::NetnsError;
-use crate::{is_transient, is_transient_io};
 
 /// A failed request. `action` always names the operation, its object and the namespace.
 #[derive(Debug, thiserror::Error)]
@@ -103,11 +103,7 @@ impl RouteError {
             Self::Kernel { errno, .. } | Self::Socket { errno, .. } => is_transient(*errno),
             Self::Reply { source, .. } => *source == ReplyError::Overrun,
             Self::Interrupted { .. } => true,
-            Self::Netns {
-                source: NetnsError::Open { source, .. } | NetnsError::Enter { source, .. },
-                ..
-            } => is_transient_io(source),
-            Self::Netns { .. } => false,
+            Self::Netns { source, .. } => source.is_transient(),
         }
     }
 

@@ -12,12 +12,15 @@
 //! in the cache of the runtime             an entry there, the reservation or the cache does
 //! ```
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use cni_dataplane::owner::Life;
 use cni_dataplane::owner_search::{self, Standing};
 use cni_dataplane::{ContainerNetns, Owner};
+use cni_runtime::config::LoadError;
 use cni_runtime::{Cache, cache, config};
 use cni_spec::{Attachment, CniError, Draft, ErrorCode, NetConf, Purpose};
 
@@ -53,23 +56,44 @@ pub(crate) fn del(
     failures.into_result()
 }
 
+/// The longest time that an installer takes to write a file.
+const WRITING: Duration = Duration::from_secs(60);
+
 /// True if a runtime still has a network of that name, so that it was not renamed. A runtime also calls DEL after an
 /// ADD that was refused because the interface belongs to another network.
 ///
-/// A file that cannot be used may be that network's, for instance if an installer is writing it at this moment. So it
-/// counts as well: what is left of a renamed network is removed later, but a running container would lose its network.
+/// A file that cannot be read may be that network's, and so may one that an installer is writing at this moment.
 pub(crate) fn is_configured(network: &str) -> bool {
     match config::load_all(Path::new(config::DIRECTORY)) {
         Ok(files) => files.into_iter().any(|file| match file.network {
             Ok(one) => one.name() == network,
             Err(error) => {
-                log::warn!("{} may be the network {network}: {error}", file.path.display());
-                true
+                let may_be = may_be_a_network(&file.path, &error);
+                if may_be {
+                    log::warn!("{} may be the network {network}: {error}", file.path.display());
+                }
+                may_be
             }
         }),
         Err(error) => {
             log::warn!("whether {network} is configured is not known: {error}");
             true
+        }
+    }
+}
+
+/// True if a file that cannot be used may be a network's in a moment.
+fn may_be_a_network(path: &Path, error: &LoadError) -> bool {
+    match error {
+        // The file is complete, and has another name or none.
+        LoadError::Name { .. } => false,
+        // The file was removed meanwhile, or is a link that leads nowhere.
+        LoadError::Read { error, .. } if error.kind() == ErrorKind::NotFound => false,
+        LoadError::Read { .. } => true,
+        _ => {
+            let changed = std::fs::metadata(path).and_then(|data| data.modified());
+            // A time in the future is of a clock that was set back.
+            !changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > WRITING))
         }
     }
 }

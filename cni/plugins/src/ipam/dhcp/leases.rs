@@ -60,6 +60,8 @@ enum KeepError {
     File(#[from] FileError),
     #[error("start a thread for {client}: {source}")]
     Thread { client: String, source: std::io::Error },
+    #[error("another call for its attachment is running")]
+    Busy,
 }
 
 impl KeepError {
@@ -68,7 +70,7 @@ impl KeepError {
         match self {
             Self::File(FileError::File(error)) => error.is_transient(),
             Self::File(FileError::Content(_)) => false,
-            Self::Thread { .. } => true,
+            Self::Thread { .. } | Self::Busy => true,
         }
     }
 }
@@ -165,7 +167,12 @@ impl Leases {
             return Ok(());
         };
         // A DEL that comes now waits until the keeper is there, and releases the lease.
-        let Ok(Begun::Request(_request)) = self.begin_request(&owner) else { return Ok(()) };
+        let _request = match self.begin_request(&owner) {
+            Ok(Begun::Request(request)) => request,
+            Ok(Begun::Held(_)) => return Ok(()),
+            // A call for the attachment is running. If it fails, the lease still needs a keeper.
+            Err(_) => return Err(KeepError::Busy),
+        };
         match read(&self.store, name)? {
             None => Ok(()),
             Some(lease) if lease.owner != owner => {

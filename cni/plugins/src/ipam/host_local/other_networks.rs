@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_kernel::dir::DurableDir;
+use cni_kernel::is_transient;
 use cni_kernel::lock::FileLock;
 use cni_spec::{Attachment, CniError, NetConf};
 use nix::errno::Errno;
@@ -193,27 +194,13 @@ impl OtherNetworks {
     }
 
     fn holder(&self, network: &str, address: IpAddr) -> Result<Option<Holder>, StoreError> {
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let path = self.data_dir.join(network).join(address.to_string());
-        let failed = |errno| StoreError::System { operation: "read", path: path.clone(), errno };
-        let mut file = match open(&path, flags, Mode::empty()) {
-            Ok(file) => File::from(file),
-            // There is none, or it is a symbolic link or a socket.
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENXIO) => return Ok(None),
-            Err(errno) => return Err(failed(errno)),
-        };
-        let of_file = |error: io::Error| failed(Errno::from_raw(error.raw_os_error().unwrap_or_default()));
-        if !file.metadata().map_err(of_file)?.is_file() {
-            return Ok(None);
+        match read_holder(network, &path) {
+            Err(errno) if is_transient(errno) => Err(StoreError::System { operation: "read", path, errno }),
+            // There is none. Other programs may have directories here, too, which may stay unreadable.
+            Err(_) => Ok(None),
+            Ok(holder) => Ok(holder),
         }
-        let mut bytes = Vec::new();
-        file.by_ref().take(LARGEST).read_to_end(&mut bytes).map_err(of_file)?;
-        let Content::Owned(text) = Content::of(&bytes) else { return Ok(None) };
-        let text = String::from_utf8_lossy(&text);
-        let (id, ifname) = owner::names(&text);
-        let owner = ifname.and_then(|ifname| Attachment::new(network, id, ifname).ok());
-        let namespace = mark::read(&file, &boot_id()).map_err(failed)?;
-        Ok(owner.map(|owner| Holder { owner, namespace }))
     }
 
     /// The reservations of a network.
@@ -222,6 +209,24 @@ impl OtherNetworks {
         let opened = Store::open(&self.data_dir, name);
         opened.inspect_err(|error| log::debug!("reservations of network {name}: {error}")).ok().flatten()
     }
+}
+
+/// Reads a reservation of a network.
+fn read_holder(network: &str, path: &Path) -> Result<Option<Holder>, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut file = File::from(open(path, flags, Mode::empty())?);
+    let failed = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    file.by_ref().take(LARGEST).read_to_end(&mut bytes).map_err(failed)?;
+    let Content::Owned(text) = Content::of(&bytes) else { return Ok(None) };
+    let text = String::from_utf8_lossy(&text);
+    let (id, ifname) = owner::names(&text);
+    let owner = ifname.and_then(|ifname| Attachment::new(network, id, ifname).ok());
+    let namespace = mark::read(&file, &boot_id())?;
+    Ok(owner.map(|owner| Holder { owner, namespace }))
 }
 
 #[cfg(test)]

@@ -188,8 +188,8 @@ pub(crate) fn delegate(config: &NetConf) -> Result<Vec<u8>, CniError> {
     Ok(bytes(keys.delegate(config, Some(&subnet_env(&keys)?))?))
 }
 
-/// True if the container has a link of the interface's name, or if its namespace cannot be opened for a moment: the
-/// delegate will report the cause, and nothing of an earlier ADD must be undone then.
+/// True if the container has a link of the interface's name, or if its namespace cannot be opened: the delegate will
+/// report the cause, and nothing of an earlier ADD must be undone then.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
     let container = match Container::open_if_there(request.netns.as_deref()) {
         Ok(Some(container)) => container,

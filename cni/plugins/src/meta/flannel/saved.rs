@@ -103,7 +103,11 @@ impl Saved {
     /// True if the attachment's own file is about the same interface in another network. A runtime also calls DEL after
     /// an ADD that was refused because the interface belongs to that network.
     pub(super) fn is_of_another(&self, attachment: &Attachment) -> Result<bool, DirError> {
-        let config = self.ours.read(name(attachment), LIMIT)?.as_deref().and_then(whole);
+        let ours = match self.ours.read(name(attachment), LIMIT) {
+            Err(error) if !error.is_transient() => None,
+            ours => ours?,
+        };
+        let config = ours.as_deref().and_then(whole);
         Ok(config.is_some_and(|config| !is_of(&config, attachment.network())))
     }
 

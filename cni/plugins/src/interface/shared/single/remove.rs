@@ -97,13 +97,13 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
         let netns = match Netns::open(&path) {
             Ok(netns) if netns.id() != own => netns,
             Ok(_) => continue,
-            // The namespace is being removed, or the file is not a namespace.
-            Err(error) if error.is_gone() || matches!(error, NetnsError::WrongKind { .. }) => {
-                log::debug!("search for dead links: {error}");
+            Err(error @ NetnsError::Open { .. }) if error.is_transient() => {
+                failures.collect(Err(failed(error)));
                 continue;
             }
+            // The namespace is being removed, or the file is not a namespace.
             Err(error) => {
-                failures.collect(Err(failed(error)));
+                log::debug!("search for dead links: {error}");
                 continue;
             }
         };
@@ -115,7 +115,9 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
                     .filter(|link| is_dead(link))
                     .for_each(|link| failures.collect(delete(&route, link)));
             }
-            Err(error) => failures.collect(Err(failed(error))),
+            Err(error) if error.is_transient() => failures.collect(Err(failed(error))),
+            // In a user namespace, the node's namespaces cannot be entered, and have none of our links.
+            Err(error) => log::debug!("search for dead links: {error}"),
         }
     }
     failures.into_result()
