@@ -69,18 +69,25 @@ impl PreparedDevice {
     }
 }
 
-/// Makes the device if it is missing, and sets this node's key, which is in `directory`.
+/// Makes the device if it is missing, and sets this node's key, which is in `directory`. If the key cannot be read, the
+/// device keeps the one that it has.
 ///
 /// # Errors
 /// [`WireGuardError`].
 pub(super) fn prepare(socket: &RouteSocket, directory: &Path) -> Result<PreparedDevice, WireGuardError> {
-    let private_key = key::load_or_make(directory)?;
+    let stored = key::load_or_make(directory);
     let link = device(socket)?;
     let wireguard = WireGuardSocket::open()?;
     let mut shown = wireguard.device(&link)?;
-    if shown.private_key.as_ref() != Some(&private_key) {
-        wireguard.set_private_key(&link, &private_key)?;
-        shown = wireguard.device(&link)?;
+    match stored {
+        Ok(private_key) if shown.private_key.as_ref() != Some(&private_key) => {
+            wireguard.set_private_key(&link, &private_key)?;
+            shown = wireguard.device(&link)?;
+        }
+        Ok(_) => {}
+        // The other nodes know the key that the device has, and would remove this node as a peer if it announced none.
+        Err(error) if shown.private_key.is_some() => log::warn!("{error}: {DEVICE} keeps its key"),
+        Err(error) => return Err(error.into()),
     }
     let key = shown.public_key.ok_or(WireGuardError::NoPublicKey)?;
     Ok(PreparedDevice { link, socket: wireguard, device: shown, key })
