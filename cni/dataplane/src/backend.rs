@@ -213,6 +213,8 @@ pub struct Withdrawal<'a> {
     /// True if the container's namespace is gone, so nothing has closed its TCP connections. conntrack is then also
     /// searched for those that remain, which takes milliseconds.
     pub has_vanished: bool,
+    /// If given, what a container in another namespace has stays, because a later ADD with the same ID made it.
+    pub only_in: Option<&'a ContainerNetns>,
 }
 
 impl PortRequest {
@@ -237,7 +239,7 @@ impl<'a> Withdrawal<'a> {
     /// A withdrawal without hints.
     #[must_use]
     pub fn of(attachment: &'a Attachment, kinds: Kinds) -> Self {
-        Self { attachment, kinds, ports: &[], addresses: &[], has_vanished: false }
+        Self { attachment, kinds, ports: &[], addresses: &[], has_vanished: false, only_in: None }
     }
 }
 

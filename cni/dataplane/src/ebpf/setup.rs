@@ -123,10 +123,9 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
         // programs and repeats the set-up. An uplink that is not listed would learn no flows.
         store.list_uplink(*index, true)?;
         if let Err(error) = links::attach(&store, name, kind) {
-            // Programs of another version would go on with maps that nothing reaches any more.
-            if links::has_programs(&socket, *index)? {
-                links::detach(name)?;
-            }
+            // One of the two programs may be attached, and programs of another version would go on with maps that nothing
+            // reaches any more.
+            links::detach(name)?;
             // Otherwise every ADD would try again.
             store.list_uplink(*index, false)?;
             left.uplinks.push(UnservedLink::new(name, &error));

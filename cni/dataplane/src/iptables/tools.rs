@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use cni_kernel::is_transient;
 use cni_kernel::process::kill_with_parent;
 use cni_nftables::{Family, Socket, TableId};
 use nix::errno::Errno;
@@ -118,31 +119,24 @@ pub(crate) fn default_variant() -> Result<Option<Variant>, Error> {
     }
 }
 
-/// The variant of a program by the output of `--version`. A program that did not start for lack of memory, processes or
-/// descriptors, or that was killed, may be of either.
+/// The variant of a program by the output of `--version`. None if it cannot run.
 fn variant_of(run: std::io::Result<Output>) -> Result<Option<Variant>, Error> {
     const WHAT: &str = "ask iptables for its version";
     match run {
         Ok(run) => {
-            if let Some(signal) = run.status.signal() {
-                return Err(Error::kernel(WHAT, killed(signal)));
+            // The trial of both variants tells more about a program that was killed.
+            if run.status.signal().is_some() {
+                return Ok(None);
             }
             // Before 1.8, there was only the legacy variant, whose version output does not name it.
             let is_nft = text(&run).contains("nf_tables");
             Ok(Some(if is_nft { Variant::Nft } else { Variant::Legacy }))
         }
         Err(e) => match e.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EIO) => {
-                Err(Error::kernel(WHAT, e))
-            }
+            Some(errno) if is_transient(errno) => Err(Error::kernel(WHAT, e)),
             _ => Ok(None),
         },
     }
-}
-
-/// The error of a program that was killed, for lack of memory for instance.
-fn killed(signal: i32) -> std::io::Error {
-    std::io::Error::other(format!("killed by signal {signal}"))
 }
 
 /// The reason why a batch was not committed.
@@ -252,7 +246,8 @@ impl Tools {
         if let Some(signal) = run.status.signal() {
             // The kernel may have killed the program for lack of memory, for instance, which says nothing about the
             // tables.
-            return Err(Error::kernel(format!("try {}", program.display()), killed(signal)));
+            let killed = std::io::Error::other(format!("killed by signal {signal}"));
+            return Err(Error::kernel(format!("try {}", program.display()), killed));
         }
         let program = program.display().to_string();
         Err(Error::IptablesFails { program, table: self.table.as_str(), complaint: complaint(run) })
@@ -487,7 +482,7 @@ mod tests {
         };
         assert_eq!(ran(0, "iptables v1.8.10 (nf_tables)\n").unwrap(), Some(Variant::Nft));
         assert_eq!(ran(0, "iptables v1.6.1\n").unwrap(), Some(Variant::Legacy));
-        assert!(ran(9, "").unwrap_err().to_string().ends_with("killed by signal 9"));
+        assert_eq!(ran(9, "").unwrap(), None, "it was killed");
         let refused = |errno: Errno| variant_of(Err(std::io::Error::from_raw_os_error(errno as i32)));
         assert!(refused(Errno::EAGAIN).is_err());
         assert_eq!(refused(Errno::ENOEXEC).unwrap(), None, "another try would end in the same way");

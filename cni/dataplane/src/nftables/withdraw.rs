@@ -37,7 +37,14 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     session.transact(&operation, |_| {
         let entries = entries(session, hash, &kinds)?;
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
-        if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
+        let is_in = |entry: &OwnedElement, netns| {
+            entry.record.as_ref().is_some_and(|record| record.netns.is_same(netns))
+        };
+        let is_elsewhere = |netns| !entries.iter().all(|entry| is_in(entry, netns));
+        if entries.is_empty()
+            || (withdrawal.kinds == Kinds::AllIfPorts && no_ports())
+            || withdrawal.only_in.is_some_and(is_elsewhere)
+        {
             return unchanged(Vec::new());
         }
         session.schema()?;

@@ -95,7 +95,8 @@ impl Expected for Masqueraded {
 
     fn take_away(&self) -> Result<(), CniError> {
         if !node::is_recorded_elsewhere(&self.request.attachment, &self.request.netns)? {
-            self.dataplane.withdraw(&Withdrawal::of(&self.request.attachment, Kinds::Masquerade))?;
+            let withdrawal = Withdrawal::of(&self.request.attachment, Kinds::Masquerade);
+            self.dataplane.withdraw(&Withdrawal { only_in: Some(&self.request.netns), ..withdrawal })?;
         }
         Ok(())
     }

@@ -49,7 +49,8 @@ impl Expected for Ports {
 
     fn take_away(&self) -> Result<(), CniError> {
         if !node::is_recorded_elsewhere(&self.request.attachment, &self.request.netns)? {
-            self.dataplane.withdraw(&Withdrawal::of(&self.request.attachment, Kinds::Ports))?;
+            let withdrawal = Withdrawal::of(&self.request.attachment, Kinds::Ports);
+            self.dataplane.withdraw(&Withdrawal { only_in: Some(&self.request.netns), ..withdrawal })?;
         }
         Ok(())
     }

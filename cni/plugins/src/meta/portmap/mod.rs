@@ -143,6 +143,7 @@ fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
         ports: &ports,
         addresses: &addresses,
         has_vanished: request.netns.as_deref().is_none_or(is_gone),
+        only_in: None,
     };
     Ok(backend.withdraw(&withdrawal)?)
 }
