@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cni_kernel::netns::Netns;
-use cni_kernel::route::RouteSocket;
+use cni_kernel::route::{RouteError, RouteSocket};
 use cni_spec::{AddResult, Attachment, check_network};
 use tokio::task::spawn_blocking;
 
@@ -126,7 +126,8 @@ impl Runtime {
     /// only for a cached attachment.
     ///
     /// # Errors
-    /// [`NetworkError::Attached`]; [`NetworkError::Name`]; [`NetworkError::Cache`] if the cache cannot be looked up.
+    /// [`NetworkError::Attached`]; [`NetworkError::Name`]; [`NetworkError::Cache`] if the cache cannot be looked up;
+    /// [`NetworkError::Interface`].
     pub async fn refuse_attached(
         &self,
         network: &Network,
@@ -137,14 +138,12 @@ impl Runtime {
         self.blocking(move |store| {
             let is_cached = store.remembers(&attachment)?;
             // If the attachment is not cached and nothing would be undone, the answer does not matter.
-            let has_interface =
-                if is_cached || undo { has_interface(&netns, attachment.ifname()) } else { Some(false) };
+            let has_interface = (is_cached || undo) && has_interface(&netns, attachment.ifname())?;
             // A namespace has a loopback even without an attachment.
-            if is_cached && has_interface == Some(true) && attachment.ifname() != LOOPBACK {
+            if is_cached && has_interface && attachment.ifname() != LOOPBACK {
                 return Err(NetworkError::Attached(attachment));
             }
-            // What may belong to an earlier ADD must not be undone.
-            Ok(has_interface.unwrap_or(true))
+            Ok(has_interface)
         })
         .await
     }
@@ -369,13 +368,20 @@ impl Drop for CancelOnDrop {
 /// The name of the interface that the kernel makes in each namespace.
 const LOOPBACK: &str = "lo";
 
-/// True if a namespace has an interface with that name. None if the interface cannot be looked up, for instance because
-/// the process has no descriptor left; the plugins will report the cause.
-fn has_interface(netns: &Path, ifname: &str) -> Option<bool> {
-    let netns = match Netns::open(netns) {
-        Ok(netns) => netns,
-        Err(error) => return error.is_gone().then_some(false),
-    };
-    let found = RouteSocket::open_in(&netns).and_then(|socket| socket.find_link(ifname));
-    found.map(|link| link.is_some()).ok()
+/// True if a namespace has an interface with that name. False also if the namespace can never be entered, because the
+/// plugins will report the cause.
+///
+/// # Errors
+/// [`NetworkError::Interface`] if the system is short of something. An earlier ADD's interface would be taken for one of
+/// this ADD, which is undone if it fails.
+fn has_interface(netns: &Path, ifname: &str) -> Result<bool, NetworkError> {
+    let opened = Netns::open(netns).map_err(|source| {
+        let action = "look for an interface".to_owned();
+        RouteError::Netns { action, source }
+    });
+    let found = opened.and_then(|netns| RouteSocket::open_in(&netns)?.find_link(ifname));
+    match found {
+        Err(error) if error.is_transient() => Err(NetworkError::Interface(error)),
+        found => Ok(found.is_ok_and(|link| link.is_some())),
+    }
 }

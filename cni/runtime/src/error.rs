@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::LockError;
+use cni_kernel::route::RouteError;
 use cni_spec::{Attachment, AttachmentError, CniError, ResultError, text};
 
 /// A failed call of a plugin.
@@ -97,6 +98,9 @@ pub enum NetworkError {
     /// The attachment is cached, and its interface is in the container, so no plugin was called.
     #[error("{0} is attached already, and nothing was changed: call DEL before another ADD")]
     Attached(Attachment),
+    /// Whether the container has the interface already could not be found out, so no plugin was called.
+    #[error(transparent)]
+    Interface(#[from] RouteError),
     /// A plugin does not support the network's version.
     #[error("plugin {plugin} does not support config version {}", text::quote(version))]
     UnsupportedVersion {

@@ -167,11 +167,12 @@ impl Runtime {
     }
 
     /// Calls DEL of every plugin in reverse order, with the cached result, which is deleted when all plugins have
-    /// succeeded. If the cached result cannot be read, it is ignored.
+    /// succeeded. A cached result that cannot be used is ignored.
     ///
     /// # Errors
     /// [`NetworkError::Plugin`] for the first plugin that fails; with [`Builder::keep_deleting`]
-    /// [`NetworkError::Several`] if more than one does.
+    /// [`NetworkError::Several`] if more than one does. [`NetworkError::Remembered`] or [`NetworkError::Cache`] if the
+    /// cached result cannot be read at the moment, or deleted.
     pub fn del(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
         wait(self.0.del(network, container))
     }
@@ -180,7 +181,8 @@ impl Runtime {
     /// the valid ones. No ADD or DEL of the network runs at the same time.
     ///
     /// # Errors
-    /// All errors that occurred, as [`NetworkError::Stale`] and [`NetworkError::Gc`].
+    /// All errors that occurred, as [`NetworkError::Stale`] and [`NetworkError::Gc`]. [`NetworkError::Cache`] if the cache
+    /// cannot be read at the moment, and then nothing was done.
     pub fn gc(&self, network: &Network, scope: GcScope<'_>) -> Result<(), NetworkError> {
         wait(self.0.gc(network, scope))
     }

@@ -374,7 +374,7 @@ impl Manager {
     /// network. No other operation runs at the same time.
     ///
     /// For a valid pod, the attachments of its networks and all cached and pending attachments of its sandbox are
-    /// kept.
+    /// kept, also those whose files cannot be used.
     ///
     /// # Errors
     /// [`PodError::Several`] if several DELs or GCs fail; otherwise the only error, from one of these, the locks or

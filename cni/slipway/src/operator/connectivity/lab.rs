@@ -241,6 +241,12 @@ impl Site {
             Ok(None) => Ok(None),
             Err(error) => Err(error.into()),
         };
+        // A record that cannot be read at the moment stays for the next attempt, and so do the containers.
+        if let Err(LabError::Directory(error)) = &attacher
+            && error.is_transient()
+        {
+            return attacher.map(drop);
+        }
         let mut is_detached = true;
         let attacher = attacher.unwrap_or_else(|error| {
             note(Err(error));
