@@ -2,7 +2,7 @@
 
 //! Kills a plugin before each of its system calls, lets one of them fail, or slows some of them down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::node::Node;
@@ -205,16 +205,15 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
     let mut after_change = true;
     let mut started = begin == Begin::AtOnce;
+    // Which of a thread's `recvfrom` hear of a start. strace counts by thread, so the same call of another thread would
+    // fail in place of one of these.
+    let mut starts: BTreeSet<usize> = BTreeSet::new();
     for line in trace.lines() {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let rest = rest.trim_start();
         if let Some(arguments) = rest.strip_prefix("<... recvfrom resumed>") {
             let nth = counts.get(&(pid, "recvfrom")).copied();
-            points.retain(|point| {
-                point.syscall != "recvfrom"
-                    || Some(point.nth) != nth
-                    || !hears_of_start("recvfrom", arguments)
-            });
+            starts.extend(nth.filter(|_| hears_of_start("recvfrom", arguments)));
         }
         let Some((name, arguments)) = rest.split_once('(') else { continue };
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') || name.is_empty() {
@@ -225,7 +224,11 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
             Begin::WithMain => name == "rt_sigaction" && arguments.starts_with("SIGPIPE,"),
             _ => name == "read" && arguments.starts_with("0,"),
         };
-        if !started || hears_of_start(name, arguments) {
+        if hears_of_start(name, arguments) {
+            starts.insert(nth);
+            continue;
+        }
+        if !started {
             continue;
         }
         // Each thread has its own counts, so the same point may come twice.
@@ -236,6 +239,7 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
         let opens_only = name == "openat" && !arguments.contains("O_CREAT");
         after_change = !INNER.contains(&name) && !opens_only;
     }
+    points.retain(|point| point.syscall != "recvfrom" || !starts.contains(&point.nth));
     points
 }
 
@@ -249,7 +253,7 @@ mod tests {
             10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 unlink(\"x\") = 0\n\
             10 <... clone3 resumed>) = 11\n11 openat(3, \"x\", O_RDONLY) = 4\n10 read(5, \"\", 1) = 0\n\
             10 recvfrom(7, \"\", 8, 0, NULL, NULL) = 0\n10 recvfrom(7,  <unfinished ...>\n\
-            10 <... recvfrom resumed>\"\", 8, 0, NULL, NULL) = 0\n\
+            10 <... recvfrom resumed>\"\", 8, 0, NULL, NULL) = 0\n12 recvfrom(8, \"\", 9, 0, NULL, NULL) = 1\n\
             10 openat(3, \"x\", O_CREAT) = 4\n10 +++ exited with 0 +++\n";
         let points: Vec<String> = parse(trace, Begin::WithTheConfiguration)
             .iter()
@@ -258,7 +262,7 @@ mod tests {
         assert_eq!(
             points,
             ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
-            "openat of the second thread is the same point"
+            "openat of the second thread is the same point, and recvfrom of the third would be one that hears of a start"
         );
     }
 }
