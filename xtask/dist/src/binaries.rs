@@ -14,7 +14,7 @@ use crate::built::{Built, PROGRAMS, Program};
 use crate::cross::Cross;
 use crate::package::{self, Format};
 use crate::toolchain::{self, Toolchain};
-use xtask::build;
+use xtask::build::{self, Profile};
 use xtask::ebpf;
 use xtask::setup;
 use xtask_base::error::{Error, Result};
@@ -187,7 +187,7 @@ fn build_in(
     target: &Path,
     log: &Log,
 ) -> Result<PathBuf> {
-    let mut command = with_dependency_list(&toolchain.static_build(&[program.name])?, log)?;
+    let mut command = with_dependency_list(&toolchain.static_build(&[program.name], Profile::Release)?, log)?;
     command.arg("--locked").current_dir(checkout).env("CARGO_TARGET_DIR", target);
     // Without these, panic messages hold the paths of the machine that built it.
     let home = workspace::cargo_home()?;

@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cross::{Cross, PROCESSORS, Processor};
-use xtask::build;
+use xtask::build::{self, Profile};
 use xtask::setup::{static_libmnl, static_libnftnl};
 use xtask_base::error::{Error, Result};
 use xtask_base::files;
 use xtask_base::run::{cargo, tool};
-use xtask_base::workspace;
 
 /// The copyright holders of the C libraries, as their packages' copyright files name them.
 const GLIBC: [&str; 1] = ["1991-2025 Free Software Foundation, Inc."];
@@ -55,11 +54,11 @@ impl Toolchain {
     }
 
     /// The cargo command that builds packages without shared libraries.
-    pub fn static_build(&self, packages: &[&str]) -> Result<Command> {
+    pub fn static_build(&self, packages: &[&str], profile: Profile) -> Result<Command> {
         match self {
-            Self::Own => build::static_build(packages),
+            Self::Own => build::static_build(packages, profile),
             Self::Cross(cross) => {
-                let mut command = cross.cargo(&["build", "--release"])?;
+                let mut command = cross.cargo(&["build", "--profile", profile.name()])?;
                 command.args(packages.iter().flat_map(|package| ["--package", package]));
                 Ok(command)
             }
@@ -71,14 +70,6 @@ impl Toolchain {
         match self {
             Self::Own => Ok(cargo(words)),
             Self::Cross(cross) => cross.cargo(words),
-        }
-    }
-
-    /// The folder with the debug builds of [`Toolchain::cargo`].
-    pub fn debug_dir(&self) -> PathBuf {
-        match self {
-            Self::Own => workspace::target().join("debug"),
-            Self::Cross(cross) => workspace::target().join(cross.triple()).join("debug"),
         }
     }
 

@@ -160,7 +160,7 @@ fn needed_tools() -> impl Iterator<Item = &'static str> {
 impl Userland {
     /// Finds the tools, of the reference plugins in a directory those that tests need, and the shared
     /// libraries of all of them and of `programs`.
-    pub(crate) fn find(system: &System, programs: &[PathBuf], reference: Option<&Path>) -> Result<Self> {
+    pub(crate) fn find(system: &System, programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
         for path in TOOLS.iter().filter_map(|name| system.which(name)) {
             own.program(system, &path)?;
@@ -171,7 +171,7 @@ impl Userland {
         }
         own.extensions(system)?;
         let mut linked: BTreeSet<PathBuf> = own.files.values().cloned().collect();
-        linked.extend(programs.iter().cloned());
+        linked.extend(programs.iter().map(|path| (*path).to_owned()));
         for program in linked {
             let libraries = system.libraries(&program)?.into_iter();
             own.files.extend(libraries.map(|library| (library.clone(), system.here(&library))));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::arch::Arch;
+use xtask::build::Profile;
 use xtask_base::error::{Error, Result};
 use xtask_base::progress::Log;
 use xtask_base::run;
@@ -37,15 +38,6 @@ pub(crate) struct Programs {
     pub(crate) peer: Option<PathBuf>,
 }
 
-impl Programs {
-    /// All files, whose shared libraries a VM needs.
-    pub(crate) fn all(&self) -> Vec<PathBuf> {
-        let tests = self.tests.iter().map(|test| test.path.clone());
-        let programs = ["slipway", "slipwayd"].map(|name| self.plugins.join(name));
-        tests.chain(programs).filter(|path| path.exists()).chain([self.init.clone()]).collect()
-    }
-}
-
 /// The programs to build.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
@@ -55,12 +47,11 @@ pub(crate) struct Wanted<'a> {
     pub(crate) agent: bool,
     /// Another implementation, to be tested in place of this one.
     pub(crate) peer: Option<&'a Path>,
-    /// True if the plugins are built as they are shipped: optimized, and without shared libraries. Otherwise they are
-    /// the debug build, like those of the network tests, which takes no time if it is there.
-    pub(crate) as_shipped: bool,
+    /// The optimization of the plugins.
+    pub(crate) profile: Profile,
 }
 
-/// Builds everything. The tests are the debug build, as outside of VMs.
+/// Builds everything. The plugins are static, as they are shipped; the tests are the debug build, as outside of VMs.
 ///
 /// # Errors
 /// A name that no test program has; a build that fails.
@@ -78,35 +69,16 @@ pub(crate) fn build(arch: Arch, toolchain: &Toolchain, wanted: &Wanted<'_>, log:
     let mut built = test_programs::build_with(|words| toolchain.cargo(words), to_build, &[], log)?;
     built.retain(|test| wanted.suites.is_empty() || wanted.suites.contains(&test.name));
     let tests = stripped(built, toolchain, &dir, log)?;
-    let program = |package, name| program(package, name, toolchain, wanted.as_shipped, &dir, log);
-    let plugins = plugin_dir(toolchain, &program("slipway", "slipway")?, &dir, log)?;
+    run::log(&mut toolchain.static_build(&[INIT.0, "slipway"], wanted.profile)?, &log.file)?;
+    let release = workspace::target().join(toolchain.triple()).join(wanted.profile.name());
+    let plugins = plugin_dir(toolchain, &release.join("slipway"), &dir, log)?;
     if wanted.agent {
-        let agent = program("slipwayd", "slipwayd")?;
+        run::log(&mut toolchain.static_build(&["slipwayd"], wanted.profile)?, &log.file)?;
+        let agent = release.join("slipwayd");
         fs::copy(&agent, plugins.join("slipwayd")).map_err(|e| Error::file("copy", &agent, e))?;
     }
     let peer = wanted.peer.map(Path::to_owned);
-    Ok(Programs { tests, names, init: program(INIT.0, INIT.1)?, plugins, peer })
-}
-
-/// Builds a program. Returns a copy without line numbers.
-fn program(
-    package: &str,
-    name: &str,
-    toolchain: &Toolchain,
-    as_shipped: bool,
-    dir: &Path,
-    log: &Log,
-) -> Result<PathBuf> {
-    let target = workspace::target();
-    let (mut build, folder) = match as_shipped {
-        true => (toolchain.static_build(&[package])?, target.join(toolchain.triple()).join("release")),
-        false => (toolchain.cargo(&["build", "--package", package])?, toolchain.debug_dir()),
-    };
-    run::log(&mut build, &log.file)?;
-    let slim = dir.join(name);
-    let mut strip = toolchain.strip();
-    run::log(strip.args(["--strip-debug", "-o"]).arg(&slim).arg(folder.join(name)), &log.file)?;
-    Ok(slim)
+    Ok(Programs { tests, names, init: release.join(INIT.1), plugins, peer })
 }
 
 /// Copies of the test programs of [`PACKAGES`], without line numbers.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,6 +25,7 @@ use crate::record::Record;
 use crate::report::{NotRun, Row};
 use crate::system::System;
 use crate::{disk, fetch, image, kernels, outcome, parts, programs, report};
+use xtask::build::Profile;
 use xtask::setup;
 use xtask_base::checkout::{self, Sources};
 use xtask_base::error::{Error, Result};
@@ -83,7 +84,7 @@ pub(crate) struct Args {
     /// More arguments of the kernels, for instance ipv6.disable=1
     #[arg(long, value_name = "ARGUMENT", num_args = 1.., conflicts_with = "write_docs")]
     boot: Vec<String>,
-    /// Use the debug build of the plugins, for a first look: such a run is not kept
+    /// Build the plugins without link-time optimization, for a first look: such a run is not kept
     #[arg(long, conflicts_with = "write_docs")]
     quick: bool,
     /// Fetch the kernels again
@@ -114,12 +115,6 @@ impl Args {
             [] => None,
             named => Some(named),
         }
-    }
-
-    /// True if the plugins are built as they are shipped. The smoke tests ask what works on the kernel, so they need
-    /// not wait for the optimized build.
-    fn as_shipped(&self) -> bool {
-        !self.smoke && !self.quick
     }
 }
 
@@ -282,15 +277,12 @@ fn run_in_vms<'a>(
             return Err(Error::Failed(format!("{} is not run in VMs: {}", one.suite, one.reason.trim())));
         }
         let agent = list.slipwayd.iter().any(is_wanted);
-        let wanted = Wanted {
-            suites: wanted_suites,
-            agent,
-            peer: args.peer.as_deref(),
-            as_shipped: args.as_shipped(),
-        };
+        // The smoke tests ask what works on the kernel: they need not wait for link-time optimization.
+        let profile = if args.smoke || args.quick { Profile::Quick } else { Profile::Release };
+        let wanted = Wanted { suites: wanted_suites, agent, peer: args.peer.as_deref(), profile };
         let mut programs = programs::build(args.arch, &toolchain, &wanted, log)?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
-        let paths = programs.all();
+        let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
         let userland = Userland::find(&system, &paths, reference.as_deref())?;
         let disk = kubernetes.as_deref().map(disk::write).transpose()?;
         let text = format!("{} test programs", programs.tests.len());
@@ -470,7 +462,8 @@ impl Bench<'_> {
             println!("  {:<8} {figure}", kernel.name);
         }
         // Only runs of whole test programs, with the plugins as they are shipped, are kept.
-        let whole = self.args.filter.is_none() && !self.args.measure && self.args.as_shipped();
+        let is_shipped = !self.args.smoke && !self.args.quick;
+        let whole = self.args.filter.is_none() && !self.args.measure && is_shipped;
         let is_usual = self.args.without.is_empty() && self.args.boot.is_empty();
         if whole && is_usual && self.args.peer.is_none() {
             self.keep(kernel, &outcome)?;
