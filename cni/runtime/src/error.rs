@@ -188,6 +188,15 @@ pub enum CacheError {
     Name(Attachment),
 }
 
+impl CacheError {
+    /// True if the file may be in order, and could not be read for lack of descriptors or memory
+    /// ([`DirError::is_transient`]).
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Directory(error) if error.is_transient())
+    }
+}
+
 /// An attachment that could not be cached.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {

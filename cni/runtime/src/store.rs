@@ -9,7 +9,7 @@ use cni_spec::{AddResult, Attachment};
 
 use crate::cache::{Cache, Cached, lasting};
 use crate::container::Container;
-use crate::error::{CacheError, NetworkError};
+use crate::error::NetworkError;
 use crate::exec::CallOptions;
 use crate::lock::{Held, Locks};
 use crate::network::Network;
@@ -87,20 +87,18 @@ impl Store {
         if !Del::takes_result(network) {
             return Ok(None);
         }
+        let is_transient = |error: &NetworkError| match error {
+            NetworkError::Cache(error) => error.is_transient(),
+            NetworkError::Remembered { error, .. } => error.is_transient(),
+            _ => false,
+        };
         match self.result(attachment) {
-            // Some plugins find what they made only by the result, which the DEL deletes.
-            Err(NetworkError::Cache(error)) if error.is_transient() => Err(error.into()),
-            Err(NetworkError::Remembered { network, error: CacheError::Directory(error) })
-                if error.is_transient() =>
-            {
-                let error = CacheError::Directory(error);
-                Err(NetworkError::Remembered { network, error })
-            }
-            Err(error) => {
+            // Some plugins find what they made only by the result, and the DEL deletes it.
+            Err(error) if !is_transient(&error) => {
                 log::warn!("{error}");
                 Ok(None)
             }
-            found => found,
+            result => result,
         }
     }
 
@@ -134,11 +132,16 @@ impl Store {
         }
     }
 
+    /// All attachments in the cache, and the files that cannot be used.
+    pub(crate) fn read(&self) -> Result<(Vec<Cached>, Vec<PathBuf>), NetworkError> {
+        let Some(cache) = Cache::open(&self.cache)? else { return Ok(Default::default()) };
+        let (all, faults) = cache.read()?;
+        Ok((all, lasting(faults)?))
+    }
+
     /// The attachments of a network in the cache.
     pub(crate) fn of_network(&self, network: &Network) -> Result<Vec<Cached>, NetworkError> {
-        let Some(cache) = Cache::open(&self.cache)? else { return Ok(Vec::new()) };
-        let (mut all, faults) = cache.read()?;
-        lasting(faults)?;
+        let (mut all, _) = self.read()?;
         all.retain(|one| one.attachment.network() == network.name());
         Ok(all)
     }

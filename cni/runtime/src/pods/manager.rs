@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,12 +20,13 @@ use super::matching::{attachments_of, is_attachment, is_requested, lookup, named
 use super::request::{Attach, Pod};
 use super::sandbox::{self, Loopback};
 use super::steps::{in_sandbox, lock_pod, of_network, on_files, on_thread, remove, settled};
-use crate::cache::{Cache, Cached, lasting};
+use crate::cache::{Cache, Cached};
 use crate::container::Container;
 use crate::error::NetworkError;
 use crate::exec::{CallOptions, Cancel};
 use crate::lock::Held;
 use crate::network::Network;
+use crate::store::Store;
 use crate::verbs::GcScope;
 use crate::{asynchronous, config, runtime};
 
@@ -388,20 +389,17 @@ impl Manager {
         });
         let held = Arc::new(lock.await?);
         let ((cached, unusable), noted) = (self.read_cache().await?, self.noted().await?);
-        let mut keep: Vec<Attachment> = Vec::new();
-        for pod in valid {
-            let of_pod = cached.iter().filter(|one| one.attachment.container_id() == pod.sandbox);
-            keep.extend(of_pod.map(|one| one.attachment.clone()));
-            keep.extend(requested(pod, &networks)?);
-        }
         // For networks that are no longer configured, the latest cached configuration is used.
         let mut all: BTreeMap<String, Network> =
             cached.iter().map(|one| (one.attachment.network().to_owned(), one.network())).collect();
         all.extend(networks.all().map(|network| (network.name().to_owned(), network.clone())));
-        // The plugins would take the attachment of a file that cannot be used for deleted.
-        let pairs = valid.iter().flat_map(|pod| all.keys().map(move |network| (network, &pod.sandbox)));
-        for (network, sandbox) in pairs {
-            keep.extend(unusable.iter().filter_map(|file| named(file, network, sandbox)));
+        let mut keep: Vec<Attachment> = Vec::new();
+        for pod in valid {
+            keep.extend(requested(pod, &networks)?);
+            let of_pod = cached.iter().filter(|one| one.attachment.container_id() == pod.sandbox);
+            keep.extend(of_pod.map(|one| one.attachment.clone()));
+            // The plugins would take the attachment of an unusable file for deleted.
+            keep.extend(named(&unusable, all.keys(), &pod.sandbox));
         }
         let is_valid = |one: &Planned| valid.iter().any(|pod| pod.sandbox == one.container.id);
         let (valid, stale): (Vec<_>, Vec<_>) = noted.into_iter().partition(is_valid);
@@ -440,8 +438,7 @@ impl Manager {
         Ok(self.read_cache().await?.0)
     }
 
-    /// The files of the cache that cannot be used, for instance because they are damaged. Each may be about an attachment,
-    /// which its name tells: `NETWORK-SANDBOX-IFNAME`.
+    /// The damaged files of the cache. Their names tell whose attachments they are about: `NETWORK-SANDBOX-IFNAME`.
     ///
     /// # Errors
     /// As for [`Manager::attachments`].
@@ -450,12 +447,7 @@ impl Manager {
     }
 
     async fn read_cache(&self) -> Result<(Vec<Cached>, Vec<PathBuf>), PodError> {
-        let read = |cache: &Path| {
-            let Some(cache) = Cache::open(cache)? else { return Ok(Default::default()) };
-            let (all, faults) = cache.read()?;
-            Ok((all, lasting(faults)?))
-        };
-        Ok(self.inner.runtime.blocking(move |store| read(&store.cache)).await?)
+        Ok(self.inner.runtime.blocking(Store::read).await?)
     }
 
     /// The attachments of set-ups that are running or were killed, as far as they are not cached. A teardown and a GC

@@ -2,7 +2,7 @@
 
 //! Interprets a pod's request: its networks, the names of its interfaces, and attachments that already exist.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use cni_spec::Attachment;
 
@@ -57,11 +57,18 @@ pub(super) fn requested(pod: &Pod, networks: &Networks) -> Result<Vec<Attachment
     Ok(all)
 }
 
-/// The attachment of this network and sandbox that a file of the cache is about by its name, `NETWORK-SANDBOX-IFNAME`.
-pub(super) fn named(file: &Path, network: &str, sandbox: &str) -> Option<Attachment> {
-    let name = file.file_name()?.to_str()?;
-    let ifname = name.strip_prefix(network)?.strip_prefix('-')?.strip_prefix(sandbox)?.strip_prefix('-')?;
-    Attachment::new(network, sandbox, ifname).ok()
+/// The attachments of a sandbox to these networks that files of the cache are about by their names,
+/// `NETWORK-SANDBOX-IFNAME`.
+pub(super) fn named<'a>(
+    files: &[PathBuf],
+    networks: impl Iterator<Item = &'a String>,
+    sandbox: &str,
+) -> Vec<Attachment> {
+    let attachment = |file: &PathBuf, network: &str| {
+        let ifname = file.file_name()?.to_str()?.strip_prefix(&format!("{network}-{sandbox}-"))?;
+        Attachment::new(network, sandbox, ifname).ok()
+    };
+    networks.flat_map(|network| files.iter().filter_map(move |file| attachment(file, network))).collect()
 }
 
 /// True if this known attachment is the one that the pod requests: it has the same network and, if the request names
@@ -101,14 +108,13 @@ mod tests {
 
     #[test]
     fn a_file_of_the_cache_names_its_attachment() {
-        let is =
-            |file: &str, network, sandbox| named(Path::new(file), network, sandbox).map(|it| it.to_string());
-        let attachment = |ifname| Attachment::new("a-b", "s-1", ifname).unwrap().to_string();
-        assert_eq!(is("/results/a-b-s-1-eth0", "a-b", "s-1"), Some(attachment("eth0")));
-        assert_eq!(is("a-b-s-1-net-1", "a-b", "s-1"), Some(attachment("net-1")));
-        for (network, sandbox) in [("a-b", "s"), ("a", "s-1"), ("a-b", "s-1-eth0"), ("a-b-s-1-eth0", "")] {
-            let other = is("a-b-s-1-eth0", network, sandbox);
-            assert!(other != Some(attachment("eth0")), "{network} {sandbox} {other:?}");
+        let files =
+            ["/results/a-b-s-1-eth0", "/results/a-b-s-1-net-1", "/results/c-s-1-eth0"].map(PathBuf::from);
+        let of = |network: &str, sandbox| named(&files, [network.to_owned()].iter(), sandbox);
+        let attachment = |ifname| Attachment::new("a-b", "s-1", ifname).unwrap();
+        assert_eq!(of("a-b", "s-1"), [attachment("eth0"), attachment("net-1")]);
+        for (network, sandbox) in [("a", "s-1"), ("a-b", "s-1-eth0"), ("a-b-s-1-eth0", ""), ("d", "s-1")] {
+            assert_eq!(of(network, sandbox), [], "{network} {sandbox}");
         }
     }
 }

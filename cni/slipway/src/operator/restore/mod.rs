@@ -18,7 +18,7 @@ use cni_dataplane::owner::AttachmentHash;
 use cni_kernel::AddressFamily;
 use cni_kernel::dir::DirError;
 use cni_kernel::lock::FileLock;
-use cni_runtime::{Cache, CacheError, Cached};
+use cni_runtime::{Cache, Cached};
 use cni_spec::{Attachment, CniError, NetConf};
 
 use super::directories::{self, CacheDirs};
@@ -262,10 +262,7 @@ impl Restoration {
             containers.extend(cached.into_iter().map(|one| (number, one)));
             rows.extend(faults.into_iter().map(|fault| {
                 let file = format!("cache file {}", fault.path.display());
-                let state = match &fault.error {
-                    CacheError::Directory(error) if error.is_transient() => State::Failed,
-                    _ => State::Skipped,
-                };
+                let state = if fault.error.is_transient() { State::Failed } else { State::Skipped };
                 Row::new(None, file, state, fault.error.to_string())
             }));
         }
