@@ -3,6 +3,7 @@
 //! Chains of other programs at the forward hook that drop by default.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -35,7 +36,7 @@ pub(in crate::operator) fn dropping_chains(family: AddressFamily) -> Vec<Droppin
     let dropping = chains.iter().filter(|chain| chain.drops && !chain.name.starts_with(of_other));
     let mut all: Vec<DroppingChain> = dropping.map(DroppingChain::of_nftables).collect();
     let (command, tables) = legacy_names(family);
-    if legacy_tables(tables).iter().any(|table| table == "filter")
+    if legacy_tables(tables).is_ok_and(|tables| tables.iter().any(|table| table == "filter"))
         && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
     {
         let name = format!("FORWARD of {command}");
@@ -116,19 +117,30 @@ const fn legacy_names(family: AddressFamily) -> (&'static str, &'static str) {
     }
 }
 
-fn legacy_tables(names: &str) -> Vec<String> {
-    let text = fs::read_to_string(Path::new("/proc/self/net").join(names)).unwrap_or_default();
-    text.split_whitespace().map(str::to_owned).collect()
+/// The tables that are loaded. A kernel without legacy iptables has no such list.
+fn legacy_tables(names: &str) -> io::Result<Vec<String>> {
+    match fs::read_to_string(Path::new("/proc/self/net").join(names)) {
+        Ok(text) => Ok(text.split_whitespace().map(str::to_owned).collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The tables of legacy iptables, which nft does not list.
 fn legacy(family: AddressFamily) -> Vec<Finding> {
     let (command, names) = legacy_names(family);
     let what = format!("tables of {command}");
-    let tables = legacy_tables(names);
-    if tables.is_empty() {
-        return vec![Finding::ok(what, "none")];
-    }
+    let tables = match legacy_tables(names) {
+        Ok(tables) if tables.is_empty() => return vec![Finding::ok(what, "none")],
+        Ok(tables) => tables,
+        Err(error) => {
+            return vec![
+                Finding::new(what, State::Warning, format!("unknown: {error}"))
+                    .reason("nft does not list them, and a policy of DROP in one would stop traffic to containers")
+                    .fix("run this command as root"),
+            ];
+        }
+    };
     let active = Finding::new(what, State::Note, tables.join(", "))
         .reason("their chains see the traffic, and nft does not list them");
     if !tables.iter().any(|table| table == "filter") {
