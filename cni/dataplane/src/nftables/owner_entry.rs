@@ -150,9 +150,12 @@ pub(crate) fn is_of_another(
     attachment: &Attachment,
     netns: &ContainerNetns,
 ) -> Result<bool, Error> {
-    let records = records(session, attachment)?;
-    let is_here = |record: &Option<Record>| record.as_ref().is_some_and(|record| record.netns.is_same(netns));
-    Ok(!records.iter().all(is_here))
+    Ok(records(session, attachment)?.iter().any(|record| is_elsewhere(record.as_ref(), netns)))
+}
+
+/// True if the record of an entry names another namespace than this one, or cannot be read.
+pub(crate) fn is_elsewhere(record: Option<&Record>, netns: &ContainerNetns) -> bool {
+    record.is_none_or(|record| !record.netns.is_same(netns))
 }
 
 /// Looks in our maps for a living owner of one of these ports that is another container.

@@ -12,7 +12,7 @@ use cni_spec::Attachment;
 
 use super::schema::{self, Map};
 use super::session::{OwnedElement, Session};
-use super::{exempt, network_chains, plan};
+use super::{exempt, network_chains, owner_entry, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
@@ -37,10 +37,8 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     session.transact(&operation, |_| {
         let entries = entries(session, hash, &kinds)?;
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
-        let is_in = |entry: &OwnedElement, netns| {
-            entry.record.as_ref().is_some_and(|record| record.netns.is_same(netns))
-        };
-        let is_elsewhere = |netns| !entries.iter().all(|entry| is_in(entry, netns));
+        let is_elsewhere =
+            |netns| entries.iter().any(|entry| owner_entry::is_elsewhere(entry.record.as_ref(), netns));
         if entries.is_empty()
             || (withdrawal.kinds == Kinds::AllIfPorts && no_ports())
             || withdrawal.only_in.is_some_and(is_elsewhere)
