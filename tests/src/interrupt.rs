@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(
             points,
             ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
-            "openat of the second thread is the same point, and recvfrom of the third would be one that hears of a start"
+            "openat of the second thread is the same point; recvfrom of the third would hit the first's"
         );
     }
 }

@@ -318,10 +318,12 @@ pub fn repair_own_table() -> Result<(), Error> {
     }
 }
 
-/// True if a record of the attachment, in any backend, is about another namespace than this one, because a later ADD with
-/// the same ID has made it. With nf_tables, every ADD makes its record before or together with its rules, so rules without a
-/// record are not a later ADD's: a concurrent DEL may have removed their record. Without nf_tables there are no records, and
-/// the rules may be a later ADD's.
+/// True if a record of the attachment, in any backend, names another namespace than this one, because a later ADD with
+/// the same ID has made it.
+///
+/// Every ADD makes its record before or together with its rules, so rules without a record are not a later ADD's: a
+/// concurrent DEL has removed their record. A kernel without nf_tables has no records. There the rules may be a later
+/// ADD's, and the answer is true as well.
 pub fn is_recorded_elsewhere(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
     match Session::open().and_then(|session| record::is_of_another(&session, attachment, netns)) {
         Err(Error::NoNfTables(_)) => Ok(true),

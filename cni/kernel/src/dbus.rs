@@ -29,7 +29,7 @@ const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/r
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
-    /// There is no bus, or none for this process.
+    /// There is no bus that this process can connect to.
     #[error("connect to the system bus of D-Bus: {0}")]
     Unreachable(String),
     /// The connection failed.
@@ -61,8 +61,8 @@ pub enum BusError {
 }
 
 impl BusError {
-    /// True if a later call may succeed although nobody repairs anything. Then this process does not know whether there
-    /// is a bus, or who owns a name on it. A bus that does not answer within the time limit (EAGAIN) may hang for ever.
+    /// True if this process was short of something, and so does not know whether there is a bus, or who owns a name on
+    /// it. A bus that does not answer within the time limit (EAGAIN) is not counted, because it may hang for ever.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         let is_late = |source: &std::io::Error| source.kind() == std::io::ErrorKind::WouldBlock;
@@ -266,7 +266,7 @@ fn connect(addresses: &str) -> Result<UnixStream, BusError> {
     Err(BusError::Unreachable(why))
 }
 
-/// The reason why there is no bus at an address. A socket that refuses connections is what a bus has left behind.
+/// Explains why there is no bus at an address. A bus that has ended leaves a socket behind, which refuses connections.
 ///
 /// # Errors
 /// [`BusError::Io`] after an error that says nothing about the bus.

@@ -6,10 +6,10 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// True if the same call may succeed later although nobody repairs anything: the system was short of memory, descriptors or
-/// threads, or the call was interrupted or had to wait for too long. EIO is not among them, because a damaged disk stays so.
+/// True if the same call may succeed later, without any repair: the system was short of memory, descriptors or threads,
+/// or the call was interrupted or had to wait for too long. EIO does not count, because a damaged disk stays damaged.
 ///
-/// Such an error must not be read as "there is none". Callers may give up for good after any other error.
+/// A caller must not read such an error as "there is none". After any other error, it may give up for good.
 #[must_use]
 pub fn is_transient(errno: Errno) -> bool {
     matches!(

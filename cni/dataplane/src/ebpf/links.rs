@@ -160,8 +160,8 @@ pub(super) fn detach(interface: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// True if the kernel's answer means that there is no such filter, no clsact or no such interface, or that this
-/// interface or kernel cannot have filters.
+/// True if no such filter can be there: the interface, its clsact or the filter is missing, or the interface cannot
+/// have filters.
 fn shows_none(answer: Option<Errno>) -> bool {
     matches!(answer, Some(Errno::ENOENT | Errno::EINVAL | Errno::ENODEV | Errno::EOPNOTSUPP))
 }

@@ -123,8 +123,7 @@ pub(super) fn set_up(settings: &Settings) -> Result<(Store, UnservedLinks), Erro
         // programs and repeats the set-up. An uplink that is not listed would learn no flows.
         store.list_uplink(*index, true)?;
         if let Err(error) = links::attach(&store, name, kind) {
-            // One of the two programs may be attached, and programs of another version would go on with maps that nothing
-            // reaches any more.
+            // The first of the two may be attached. Programs of another version would use maps that nobody updates.
             links::detach(name)?;
             // Otherwise every ADD would try again.
             store.list_uplink(*index, false)?;

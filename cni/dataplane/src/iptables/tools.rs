@@ -103,8 +103,8 @@ fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// The variant of the program `iptables`, determined by symbolic links or else by the program's version. None if there
-/// is no such program, or none that can run here.
+/// The variant of the program `iptables`, determined by symbolic links or else by the program's version. None if the
+/// program is missing or cannot run.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the program cannot be run at the moment.

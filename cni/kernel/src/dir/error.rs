@@ -68,7 +68,7 @@ impl DirError {
         matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
     }
 
-    /// True if a later call may succeed although nobody repairs anything ([`is_transient`]).
+    /// True if the system was short of something, and the same call may succeed later ([`is_transient`]).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         self.errno().is_some_and(is_transient)

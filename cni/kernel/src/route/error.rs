@@ -95,8 +95,7 @@ impl RouteError {
         )
     }
 
-    /// True if the same request may succeed later although nobody repairs anything, because the kernel was short of
-    /// memory, or its reply did not arrive.
+    /// True if the same request may succeed later, because the kernel was short of memory or lost its reply.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -121,7 +120,7 @@ mod tests {
     #[test]
     fn the_kernels_answer_lasts_but_a_shortage_does_not() {
         let refused = |errno| RouteError::Kernel { action: String::new(), errno, hint: String::new() };
-        // What a lookup finds without a route, through one that refuses packets, and without IPv6.
+        // The kernel's answers if there is no route, if the route refuses packets, and without IPv6.
         let answers =
             [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EACCES, Errno::EINVAL, Errno::EOPNOTSUPP];
         for errno in answers.into_iter().chain([Errno::EIO]) {

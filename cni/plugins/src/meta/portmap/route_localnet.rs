@@ -66,7 +66,7 @@ pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
     }
 }
 
-/// The link that leads to a container; none if the kernel knows no way to it.
+/// The link that leads to a container; none without a route to it.
 fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>, CniError> {
     let link = match socket.link_to(container) {
         Ok(Some(link)) => link,
