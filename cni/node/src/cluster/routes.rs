@@ -11,18 +11,16 @@ use std::net::IpAddr;
 
 use cni_kernel::AddressFamily;
 use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteError, RouteKind, RouteScope, RouteSocket};
+use cni_state::agent::{ROUTE_METRIC, ROUTE_PROTOCOL};
 use ipnet::IpNet;
 
 use super::desired::{Desired, Via};
 
-/// The origin of our routes (`rtm_protocol`). Numbers from 5 on are for programs; neither the kernel's
-/// `linux/rtnetlink.h` nor iproute2's `rt_protos` gives this one a name.
-pub const PROTOCOL: u8 = 83;
+/// The origin of our routes (`rtm_protocol`).
+pub const PROTOCOL: u8 = ROUTE_PROTOCOL;
 
-/// The metric of our routes, which other programs usually do not choose. It must differ from theirs, because the kernel
-/// takes an IPv6 route to the same subnet with the same metric for a further next hop of the first route, whatever the
-/// origins of both are.
-pub const METRIC: u32 = 512;
+/// The metric of our routes.
+pub const METRIC: u32 = ROUTE_METRIC;
 
 /// A change of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,13 +12,14 @@ use cni_kernel::route::{
     DuplicateDetection, FdbEntry, Link, LinkChange, LinkKind, Neighbour, NewKind, NewLink, RouteError,
     RouteSocket, Vxlan,
 };
+use cni_state::agent::VXLAN_LINK;
 use ipnet::IpNet;
 
 use super::desired::{Tunnel, TunnelPeer};
 use crate::host::bridge::is_foreign;
 
 /// The device's name.
-pub const DEVICE: &str = "slipway-vxlan";
+pub const DEVICE: &str = VXLAN_LINK;
 
 /// The tunnel, or a part of it, cannot be made.
 #[derive(Debug, thiserror::Error)]

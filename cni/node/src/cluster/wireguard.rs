@@ -18,6 +18,7 @@ use cni_kernel::route::{
     Link, LinkChange, LinkKind, NewKind, NewLink, Peer, PeerChange, PublicKey, RouteError, RouteSocket,
     WireGuardDevice, WireGuardSocket,
 };
+use cni_state::agent::WIREGUARD_LINK;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
@@ -27,7 +28,7 @@ use super::tunnel::{gone, set_addresses};
 use crate::host::bridge::is_foreign;
 
 /// The device's name.
-pub const DEVICE: &str = "slipway-wg";
+pub const DEVICE: &str = WIREGUARD_LINK;
 
 /// The device, or a part of it, cannot be made.
 #[derive(Debug, thiserror::Error)]

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::lock::{FileLock, LockError};
-
-/// The file that the running agent has locked.
-const LOCK: &str = "slipwayd.lock";
+use cni_state::agent::LOCK;
 
 /// The socket of the running agent, for its own commands: HTTP, for root only.
 pub const SOCKET: &str = "slipwayd.sock";

@@ -60,7 +60,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     deployed: WithWords<DeployedOptions>,
     /// The bridge of the pods
-    #[arg(long, value_name = "NAME", default_value = "slipway0", value_parser = link_name)]
+    #[arg(long, value_name = "NAME", default_value = cni_state::agent::BRIDGE, value_parser = link_name)]
     bridge: String,
     /// The name of the pods' network
     #[arg(long, value_name = "NAME", default_value = "slipway")]
