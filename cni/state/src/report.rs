@@ -183,6 +183,12 @@ impl Report {
     }
 }
 
+/// True if an agent receives reports at a socket. The socket of an agent that was killed refuses connections.
+#[must_use]
+pub fn has_receiver(socket: &Path) -> bool {
+    UnixDatagram::unbound().and_then(|own| own.connect(socket)).is_ok()
+}
+
 /// True for an empty text, and for a name that the specification allows: letters, digits, `_`, `.` and `-`.
 fn is_name(text: &str) -> bool {
     text.len() <= NAME && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
@@ -256,7 +262,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("reports.sock");
         report().send_to(&path);
-        assert!(!path.exists(), "nothing is created");
+        assert!(!has_receiver(&path) && !path.exists(), "nothing is created");
         let agent = UnixDatagram::bind(&path).unwrap();
         agent.set_nonblocking(true).unwrap();
         let mut buffer = [0; LIMIT];
@@ -270,9 +276,11 @@ mod tests {
         let received = std::iter::from_fn(|| agent.recv(&mut buffer).ok()).count();
         assert!((1..queue + 100).contains(&received), "{received} of {queue}");
         assert_eq!(agent.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(has_receiver(&path));
         // The socket file remains, as after an agent has been killed.
         drop(agent);
         report().send_to(&path);
+        assert!(!has_receiver(&path) && path.exists());
     }
 
     /// The variable with the number of mutated reports.

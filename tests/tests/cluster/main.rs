@@ -15,6 +15,7 @@ mod foreign;
 mod forward;
 mod hostile;
 mod kills;
+mod leftovers;
 mod observe;
 mod outages;
 mod path_mtu;

@@ -10,9 +10,12 @@
 //!
 //! The rules are appended to the chain, so packets that another program's rule drops or rejects are still dropped.
 
+use std::collections::BTreeSet;
+
 use cni_nftables::{Policy, Socket};
 
 use super::batch::Batch;
+use super::detect;
 use super::filter::FORWARD;
 use super::legacy;
 use super::listing::Listing;
@@ -22,6 +25,36 @@ use super::tools::{Place, Tools, Variant, table_id};
 use crate::{AddressFamily, Error};
 
 const COMMENT: &str = "made by slipway";
+/// The operation in error messages about [`withdraw`] and [`AcceptedLink::withdraw`].
+const WITHDRAWAL: &str = "delete the rules of a bridge";
+
+/// A link for which [`accept`] has added rules to the chain FORWARD of one place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptedLink {
+    pub place: Place,
+    /// The link's name. The link need not exist.
+    pub link: String,
+}
+
+impl AcceptedLink {
+    /// All such links. Runs a program of iptables only where a rule may be one of ours.
+    pub fn all() -> Result<Vec<Self>, Error> {
+        let mut all = Vec::new();
+        for place in Place::all() {
+            let comment = COMMENT.as_bytes().to_vec();
+            if detect::has_rule(place, TableName::Filter, FORWARD, &[comment])? {
+                let listing = Tools::new(place, TableName::Filter).read(&[FORWARD])?;
+                all.extend(accepted(&listing).into_iter().map(|link| Self { place, link }));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Deletes the rules.
+    pub fn withdraw(&self) -> Result<(), Error> {
+        update(self.place, WITHDRAWAL, &mut Vec::new(), |listing| present(listing, &self.link))
+    }
+}
 
 /// Accepts the packets from and to a link in every chain FORWARD of these families that drops by default. Returns the
 /// places where rules were missing. The link need not exist.
@@ -41,8 +74,7 @@ pub fn withdraw(link: &str) -> Result<Vec<Place>, Error> {
     let mut changed = Vec::new();
     for place in Place::all() {
         if chain(place)?.is_some() {
-            let operation = "delete the rules of a bridge";
-            update(place, operation, &mut changed, |listing| present(listing, link))?;
+            update(place, WITHDRAWAL, &mut changed, |listing| present(listing, link))?;
         }
     }
     Ok(changed)
@@ -109,6 +141,15 @@ fn present(listing: &Listing, link: &str) -> Batch {
     batch
 }
 
+/// The links for which a chain has one of our rules or both.
+fn accepted(listing: &Listing) -> BTreeSet<String> {
+    let link = |rule: &Rule| {
+        let link = rule.value("-i").or_else(|| rule.value("-o"))?;
+        rules(link).contains(rule).then(|| link.to_owned())
+    };
+    listing.rules(FORWARD).iter().filter_map(link).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +176,25 @@ mod tests {
         assert!(present(&listing, "other0").is_empty());
         let deleted = lines(&present(&listing, "slipway0"));
         assert_eq!(deleted.iter().filter(|line| line.starts_with("-D FORWARD")).count(), 2, "{deleted:?}");
+    }
+
+    #[test]
+    fn links_are_found_by_rules_of_exactly_our_form() {
+        let foreign = [
+            "-i mine0 -j ACCEPT",
+            "-i mine1 -m comment --comment \"made by somebody\" -j ACCEPT",
+            "-i mine2 -p tcp -m comment --comment \"made by slipway\" -j ACCEPT",
+            "-i mine3 -m comment --comment \"made by slipway\" -j DROP",
+            "! -i mine4 -m comment --comment \"made by slipway\" -j ACCEPT",
+            "-m comment --comment \"made by slipway\" -j ACCEPT",
+        ];
+        let ours = ["-i slipway0", "-o slipway0", "-o pods0"]
+            .map(|side| format!("{side} -m comment --comment \"made by slipway\" -j ACCEPT"));
+        let all = foreign.iter().map(|rule| (*rule).to_owned()).chain(ours);
+        let lines: String = all.map(|rule| format!("-A FORWARD {rule}\n")).collect();
+        let listing = Listing::parse(&DOCKER.replace("COMMIT", &lines), TableName::Filter);
+        assert_eq!(accepted(&listing), ["pods0", "slipway0"].map(str::to_owned).into());
+        assert!(accepted(&Listing::parse(DOCKER, TableName::Filter)).is_empty());
     }
 
     #[test]

@@ -80,8 +80,8 @@ pub(crate) struct InstallArgs {
 
 /// Remove the plugins and what they left, and bring back what was replaced
 ///
-/// Removes only what Slipway made and no container uses; what stays is printed with the reason. Refuses while containers use
-/// Slipway's tables.
+/// Removes only what Slipway made and no container uses, and what slipwayd has left; what stays is printed with the
+/// reason. Refuses while containers use Slipway's tables.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes:

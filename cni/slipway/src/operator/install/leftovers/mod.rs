@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The leftovers of the plugins on a node, and their removal: tables, chains, links and files, including
-//! those of containers whose DEL was never called.
+//! The leftovers of the plugins and of slipwayd on a node, and their removal: tables, chains, links, routes and files,
+//! including those of containers whose DEL was never called.
 //!
 //! Only unused objects that Slipway made are removed.
 
+mod agent;
 mod disk;
 mod links;
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use cni_dataplane::iptables::{Purpose, SharedChains};
+use cni_dataplane::iptables::forward::AcceptedLink;
+use cni_dataplane::iptables::{Place, Purpose, SharedChains};
 use cni_dataplane::teardown::{OwnTable, TableContent, UsedTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 use cni_kernel::dir::{self, DirError};
 use cni_kernel::ethtool::Switch;
+use cni_kernel::lock::LockError;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
 use cni_plugins::ipam::dhcp::leftovers::LeftoversError as LeasesError;
 use cni_plugins::ipam::host_local::StoreError;
 use cni_plugins::node_defaults::NodeDefaults;
+use cni_state::agent::ROUTE_PROTOCOL;
+
+use agent::Agent;
 
 /// A leftover, by what is done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +38,10 @@ pub(super) enum Leftover {
     Chains(SharedChains),
     /// A link for all containers, or for one that no longer exists, is removed.
     Link(String),
+    /// Routes of slipwayd to the pods of other nodes, this many, are removed.
+    Routes(usize),
+    /// The rules with which slipwayd accepts the pods' packets in one chain FORWARD are removed.
+    ForwardRules(AcceptedLink),
     /// A directory is removed: host-local's with its files other than reservations, others if they are empty.
     Directory(PathBuf),
     /// The dataplane's directory below /run is removed.
@@ -53,16 +63,40 @@ pub(super) enum Leftover {
 
 impl fmt::Display for Leftover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = self.what();
         match self {
-            Self::Table(table) => write!(f, "remove  table {}", table.name()),
-            Self::Chains(shared) => write!(f, "remove  {}", chains(*shared)),
-            Self::Link(name) => write!(f, "remove  link {name}"),
-            Self::Directory(path) | Self::RunDirectory(path) => write!(f, "remove  {}", path.display()),
-            Self::Content(path, why) => write!(f, "empty   {} ({why}, which stays)", path.display()),
-            Self::Programs => f.write_str("remove  the BPF programs"),
-            Self::Merging(_) => f.write_str("reset   UDP GRO forwarding at the uplinks"),
-            Self::Keep { what, why } => write!(f, "leave   {what} ({why})"),
+            Self::Content(_, why) => write!(f, "empty   {what} ({why}, which stays)"),
+            Self::Merging(_) => write!(f, "reset   {what}"),
+            Self::Keep { why, .. } => write!(f, "leave   {what} ({why})"),
+            _ => write!(f, "remove  {what}"),
         }
+    }
+}
+
+impl Leftover {
+    /// The object, for people.
+    fn what(&self) -> String {
+        match self {
+            Self::Table(table) => format!("table {}", table.name()),
+            Self::Chains(shared) => chains(*shared),
+            Self::Link(name) => format!("link {name}"),
+            Self::Routes(1) => format!("1 route of protocol {ROUTE_PROTOCOL}"),
+            Self::Routes(count) => format!("{count} routes of protocol {ROUTE_PROTOCOL}"),
+            Self::ForwardRules(AcceptedLink { place, link }) => {
+                format!("rules for {link} in FORWARD of {}", program(*place))
+            }
+            Self::Directory(path) | Self::RunDirectory(path) | Self::Content(path, _) => {
+                path.display().to_string()
+            }
+            Self::Programs => "the BPF programs".to_owned(),
+            Self::Merging(_) => "UDP GRO forwarding at the uplinks".to_owned(),
+            Self::Keep { what, .. } => what.clone(),
+        }
+    }
+
+    /// The same object, which is kept.
+    fn kept(&self, why: &str) -> Self {
+        Self::Keep { what: self.what(), why: why.to_owned() }
     }
 }
 
@@ -110,9 +144,12 @@ pub(super) enum LeftoverError {
     /// Leases of dhcp cannot be read or removed.
     #[error(transparent)]
     Leases(#[from] LeasesError),
-    /// The files of killed writers cannot be removed.
+    /// The files of killed writers cannot be removed, or slipwayd's lock file cannot be looked for.
     #[error(transparent)]
-    Temporaries(#[from] DirError),
+    Files(#[from] DirError),
+    /// The system refuses slipwayd's lock.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// A directory cannot be listed or removed.
     #[error("{operation} {}: {source}", path.display())]
     Directory {
@@ -173,10 +210,13 @@ pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, 
         leftovers.push(kept_or_removed(shared, shared.needed()?));
     }
     leftovers.extend(links::plan()?);
+    leftovers.extend(agent::plan()?);
     leftovers.extend(disk::plan(data_dir)?);
     let memory = Path::new(cni_dataplane::RUN_DIR);
     leftovers.extend(disk::is_directory(memory)?.then(|| Leftover::RunDirectory(memory.to_owned())));
-    Ok(leftovers.into_iter().filter_map(as_far_as_possible).collect())
+    let slipwayd = Agent::find()?;
+    let possible = leftovers.into_iter().filter_map(as_far_as_possible);
+    Ok(possible.map(|leftover| slipwayd.keeps(&leftover).unwrap_or(leftover)).collect())
 }
 
 /// A directory that cannot be removed is emptied, or left. None for one that is empty already.
@@ -249,7 +289,13 @@ pub(super) fn remove_rest(
             Err(error) => return Err(error.into()),
         }
     }
+    // An agent that does not run must not start until its directory is removed.
+    let slipwayd = Agent::find()?;
     for leftover in leftovers {
+        if let Some(kept) = slipwayd.keeps(leftover) {
+            *leftover = kept;
+            continue;
+        }
         let done = match leftover {
             Leftover::Table(_) | Leftover::Keep { .. } => continue,
             Leftover::Programs => {
@@ -262,6 +308,8 @@ pub(super) fn remove_rest(
             }
             Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
             Leftover::Link(name) => links::remove(std::mem::take(name))?,
+            Leftover::Routes(count) => agent::remove_routes(*count)?,
+            Leftover::ForwardRules(accepted) => agent::remove_rules(accepted)?,
             Leftover::Directory(path) => disk::remove(std::mem::take(path))?,
             Leftover::Content(path, why) if path != Path::new(cni_dataplane::RUN_DIR) => {
                 match disk::remove(path.clone())? {
@@ -283,16 +331,21 @@ pub(super) fn remove_rest(
     Ok(late)
 }
 
-fn chains(shared: SharedChains) -> String {
-    let program = match shared.place.family {
+/// The program that prints the chains of a place.
+fn program(place: Place) -> String {
+    let program = match place.family {
         AddressFamily::V4 => "iptables",
         AddressFamily::V6 => "ip6tables",
     };
+    format!("{program}-{}", place.variant)
+}
+
+fn chains(shared: SharedChains) -> String {
     let names = match shared.purpose {
         Purpose::Ports => "CNI-HOSTPORT-*",
         Purpose::Firewall => "CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-*",
     };
-    format!("chains {names} of {program}-{}", shared.place.variant)
+    format!("chains {names} of {}", program(shared.place))
 }
 
 fn kept_or_removed(shared: SharedChains, needed: Option<&'static str>) -> Leftover {
