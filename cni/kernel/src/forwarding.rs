@@ -30,7 +30,7 @@ use nix::sys::socket::{
 };
 
 use crate::AddressFamily;
-use crate::route::{Link, Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
+use crate::route::{Address, Link, Notification, NotificationGroup, Notifications, RouteError, RouteSocket};
 use crate::sysctl::{self, SysctlError};
 
 /// `RTPROT_RA` of `linux/rtnetlink.h`: the origin of routes from router advertisements.
@@ -113,6 +113,19 @@ pub fn advertised_links(route: &RouteSocket) -> Result<BTreeSet<u32>, RouteError
         found.extend(links.filter(|link| link.has_router).map(|link| link.index));
     }
     Ok(found)
+}
+
+/// True if the kernel has learnt something from router advertisements on this link, as for [`advertised_links`].
+///
+/// # Errors
+/// [`RouteError`] if the link's addresses or the node's routes cannot be listed.
+pub fn learns_from_routers(route: &RouteSocket, link: &Link) -> Result<bool, RouteError> {
+    let routes = route.routes_of_protocol(AddressFamily::V6, ALL_TABLES, FROM_ADVERTISEMENT)?;
+    if routes.iter().any(|route| route.link == Some(link.index)) {
+        return Ok(true);
+    }
+    let is_renewed = |address: &Address| address.expires && address.net.addr().is_ipv6();
+    Ok(link.has_router && route.addresses(link)?.iter().any(is_renewed))
 }
 
 /// The default routes that the kernel has learnt from router advertisements, in all tables.

@@ -59,13 +59,14 @@ impl RouteSocket {
         Ok(all.into_iter().filter(|address| address.link == link.index).collect())
     }
 
-    /// The addresses of all links.
+    /// The addresses of all links that exist while the list is read, and perhaps some that come or go meanwhile.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
     pub fn all_addresses(&self) -> Result<Vec<Address>, RouteError> {
         let message = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        self.transport.list(message, format_args!("list addresses"), decode)
+        let key = |address: &Address| (address.link, address.net);
+        self.transport.list_changing(message, format_args!("list addresses"), decode, key)
     }
 
     /// The addresses of a link's peer, which may be in another namespace and need not be known to the caller. Empty

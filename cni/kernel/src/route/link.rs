@@ -335,13 +335,18 @@ impl RouteSocket {
         }
     }
 
-    /// All links of the namespace.
+    /// All links of the namespace that exist while the list is read, and perhaps some that come or go meanwhile.
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
     pub fn links(&self) -> Result<Vec<Link>, RouteError> {
         let message = RouteNetlinkMessage::GetLink(query(0, None));
-        self.transport.list(message, format_args!("list links"), |payload| decode(payload).map(Some))
+        self.transport.list_changing(
+            message,
+            format_args!("list links"),
+            |payload| decode(payload).map(Some),
+            |link| link.index,
+        )
     }
 
     /// Changes a link.

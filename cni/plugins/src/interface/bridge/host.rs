@@ -52,7 +52,8 @@ impl Host {
         }
         // The node must not accept routes from a container. But a bridge of another program may be the node's uplink,
         // and a router behind one of its ports the node's way out.
-        if bridge.accept_ra != 0 && !(is_foreign && self.learns_routes(&bridge)?) {
+        let learns = || forwarding::learns_from_routers(&self.route, &bridge).map_err(failed);
+        if bridge.accept_ra != 0 && !(is_foreign && learns()?) {
             refuse_advertisements(&bridge)?;
         }
         if settings.promiscuous && !bridge.promiscuous {
@@ -65,11 +66,6 @@ impl Host {
             self.route.change_link(&bridge, &change).map_err(failed)?;
         }
         Ok(bridge)
-    }
-
-    /// True if the kernel has learnt routes from router advertisements on a link.
-    fn learns_routes(&self, link: &Link) -> Result<bool, CniError> {
-        Ok(forwarding::advertised_links(&self.route).map_err(failed)?.contains(&link.index))
     }
 
     fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
