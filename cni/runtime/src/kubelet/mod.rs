@@ -178,11 +178,15 @@ pub fn pod_cidr<'a>(event: &str, details: &'a Map<String, Value>) -> Option<&'a 
     cidr
 }
 
-/// True if a DEL failed because a file was missing, in which case an earlier teardown may have done its part. Plugins
-/// in Rust print the system's message with a capital letter.
+/// True if a DEL failed only because files were missing, in which case an earlier teardown may have done its part.
+/// Plugins in Rust print the system's message with a capital letter.
 #[must_use]
 pub fn is_gone(error: &NetworkError) -> bool {
-    error.to_string().to_lowercase().contains(GONE)
+    match error {
+        // A plugin that failed for another reason has left something behind.
+        NetworkError::Several(all) => all.iter().all(is_gone),
+        one => one.to_string().to_lowercase().contains(GONE),
+    }
 }
 
 /// A pod and its sandbox.

@@ -8,13 +8,14 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cni_spec::PortMapping;
+use cni_spec::{CniError, PortMapping};
 use serde_json::{Map, Value};
 
 use super::{
-    BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, join_errors,
-    port_mappings,
+    BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, is_gone,
+    join_errors, port_mappings,
 };
+use crate::error::{CallError, NetworkError};
 
 /// Knows the namespace of every sandbox but those that are `lost`.
 pub(super) struct Sandboxes {
@@ -128,4 +129,15 @@ fn only_published_ports_are_passed_on() {
 fn errors_are_joined_as_kubernetes_does() {
     assert_eq!(join_errors(&["a"]), "a");
     assert_eq!(join_errors(&["a", "b"]), "[a, b]");
+}
+
+#[test]
+fn a_missing_file_does_not_excuse_the_failure_of_another_plugin() {
+    let failed = |text: &str| NetworkError::FromPlugin(CallError::Failed(CniError::internal(text)));
+    let (missing, busy) = ("open /run/netns/c1: No such file or directory", "device busy");
+    assert!(is_gone(&failed(missing)) && !is_gone(&failed(busy)));
+    for (second, expected) in [(missing, true), (busy, false)] {
+        let both = NetworkError::Several(vec![failed(missing), failed(second)]);
+        assert_eq!(is_gone(&both), expected, "{both}");
+    }
 }
