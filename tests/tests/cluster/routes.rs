@@ -163,6 +163,25 @@ fn a_node_with_another_address_is_followed() {
     assert!(shown.contains("via 192.168.50.77") && shown.lines().count() == 1, "{shown}");
 }
 
+/// Some network managers give a link an address without the route to its subnet. The kernel then refuses the other nodes
+/// as gateways.
+#[test]
+fn a_route_that_the_kernel_refuses_is_a_failure_and_not_a_change() {
+    let mut lab = Lab::new(2, TunnelMode::Never);
+    lab.settle();
+    let node = lab.node(1);
+    node.cmd("ip route del 10.244.2.0/24");
+    node.cmd("ip route del 192.168.50.0/24 dev eth0");
+    let report = lab.compare(1, true);
+    let troubles: Vec<String> = report.troubles().collect();
+    assert!(troubles.len() == 1 && troubles[0].contains("10.244.2.0/24"), "{troubles:?}");
+    assert_eq!(report.changes, [""; 0]);
+    node.cmd("ip route add 192.168.50.0/24 dev eth0 proto kernel scope link src 192.168.50.11");
+    let report = lab.compare(1, true);
+    assert_eq!(report.changes, ["added route 10.244.2.0/24 via 192.168.50.12 metric 512"]);
+    assert_eq!(report.troubles().count(), 0);
+}
+
 #[test]
 fn another_programs_route_stays_and_is_reported() {
     let mut lab = Lab::new(2, TunnelMode::Auto);

@@ -186,23 +186,24 @@ pub fn shown(socket: &RouteSocket) -> Result<Vec<Route>, RouteError> {
     Ok(all)
 }
 
-/// Makes the changes. A failed one does not keep the others back.
+/// Makes the changes, and returns the outcome of each: true if it was made here, false if another process has made it.
+/// A failed one does not keep the others back.
 #[must_use]
-pub fn apply(socket: &RouteSocket, changes: &[Change]) -> Vec<RouteError> {
+pub fn apply(socket: &RouteSocket, changes: &[Change]) -> Vec<Result<bool, RouteError>> {
     let make = |change: &Change| match change {
         Change::Add(route) => match socket.add_route(route, Existing::Refuse) {
             // Another process has added it since: the next comparison reads its origin.
-            Err(error) if error.already_exists() => Ok(()),
-            other => other,
+            Err(error) if error.already_exists() => Ok(false),
+            other => other.map(|()| true),
         },
         // Only a route of ours has this key: see plan().
-        Change::Replace(route) => socket.add_route(route, Existing::Replace),
+        Change::Replace(route) => socket.add_route(route, Existing::Replace).map(|()| true),
         Change::Delete(route) => match socket.delete_own_route(route) {
-            Err(error) if error.is_not_found() => Ok(()),
-            other => other,
+            Err(error) if error.is_not_found() => Ok(false),
+            other => other.map(|()| true),
         },
     };
-    changes.iter().filter_map(|change| make(change).err()).collect()
+    changes.iter().map(make).collect()
 }
 
 #[cfg(test)]

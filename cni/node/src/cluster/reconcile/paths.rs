@@ -9,7 +9,7 @@ use super::Reconciliation;
 use crate::cluster::annotations::vxlan_mac_of;
 use crate::cluster::desired::{Desired, InstalledPaths};
 use crate::cluster::key;
-use crate::cluster::routes::{self, Change, PROTOCOL};
+use crate::cluster::routes::{self, PROTOCOL};
 use crate::cluster::tunnel::{self, DEVICE};
 use crate::cluster::wireguard::{self, PreparedDevice, WireGuardError};
 
@@ -134,10 +134,13 @@ impl Reconciliation<'_> {
         if keep_others && desired.wireguard.is_some() {
             plan.changes.splice(0..0, routes::without_clear_text(&wanted, &shown));
         }
-        for error in routes::apply(&self.socket, &plan.changes) {
-            self.failed(error);
+        for (change, made) in plan.changes.iter().zip(routes::apply(&self.socket, &plan.changes)) {
+            match made {
+                Ok(true) => self.report.changes.push(change.to_string()),
+                Ok(false) => {}
+                Err(error) => self.failed(error),
+            }
         }
-        self.report.changes.extend(plan.changes.iter().map(Change::to_string));
         self.report.conflicts = plan.conflicts;
         Ok(())
     }
