@@ -176,10 +176,11 @@ fn a_route_that_the_kernel_refuses_is_a_failure_and_not_a_change() {
     let troubles: Vec<String> = report.troubles().collect();
     assert!(troubles.len() == 1 && troubles[0].contains("10.244.2.0/24"), "{troubles:?}");
     assert_eq!(report.changes, [""; 0]);
+    assert_eq!(report.reason().as_ref(), troubles.first(), "the node is not ready");
     node.cmd("ip route add 192.168.50.0/24 dev eth0 proto kernel scope link src 192.168.50.11");
     let report = lab.compare(1, true);
     assert_eq!(report.changes, ["added route 10.244.2.0/24 via 192.168.50.12 metric 512"]);
-    assert_eq!(report.troubles().count(), 0);
+    assert_eq!(report.reason(), None);
 }
 
 #[test]

@@ -200,10 +200,12 @@ pub fn reconcile(
     let devices = Devices { vxlan: run.tunnel(&desired), wireguard: run.wireguard(&desired, encrypted) };
     run.report.links.extend(devices.all().map(|device| device.index));
     run.routes(&desired, &devices)?;
+    // Up to here, only changes of devices, peers and routes can have failed.
+    let has_paths = run.report.errors.is_empty();
     if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
         let has_bridge = run.bridge(own, mtu);
         // Pods are useless on a node that other nodes cannot reach.
-        run.report.is_ready = has_bridge && run.files(own, mtu);
+        run.report.is_ready = has_bridge && run.files(own, mtu) && has_paths;
     }
     let mut report = run.report;
     report.is_ready &= desired.tunnel.is_none() || devices.vxlan.is_some();
