@@ -206,13 +206,27 @@ fn temporary(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Writes a file that is either complete or absent, even after a power cut. An empty file has no mark, so the next
+/// installation would refuse to replace it.
 fn write(path: &Path, text: &str) -> Result<(), ShareError> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(|e| io_failed("create the directory", directory, e))?;
     }
     let temporary = temporary(path);
-    fs::write(&temporary, text).map_err(|e| io_failed("write", &temporary, e))?;
-    fs::rename(&temporary, path).map_err(|e| io_failed("put in place", path, e))
+    let written = fill(&temporary, text)
+        .map_err(|e| io_failed("write", &temporary, e))
+        .and_then(|()| fs::rename(&temporary, path).map_err(|e| io_failed("put in place", path, e)));
+    if written.is_err() {
+        // The first failure is returned. A file without the mark would stay for good.
+        drop(fs::remove_file(&temporary));
+    }
+    written
+}
+
+fn fill(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
 }
 
 fn remove(share: &Path, path: &Path) -> Result<(), ShareError> {
@@ -224,4 +238,23 @@ fn remove(share: &Path, path: &Path) -> Result<(), ShareError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_put_in_place_leaves_no_incomplete_file() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("man/page.8");
+        // A file does not replace a directory.
+        fs::create_dir_all(&path).unwrap();
+        write(&path, "text").unwrap_err();
+        assert!(!temporary(&path).exists());
+        fs::remove_dir(&path).unwrap();
+        write(&path, "text").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        assert_eq!(fs::read_dir(root.path().join("man")).unwrap().count(), 1);
+    }
 }

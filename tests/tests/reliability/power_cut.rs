@@ -31,6 +31,8 @@ const STEPS: [(Verb, &str); 11] = [
     (Verb::Add, "d"),
     (Verb::Del, "c"),
 ];
+/// The directory of manual pages and completions.
+const SHARE: &str = "/run/share";
 /// The containers' addresses in the other network: a /29 without the network's, the gateway's and the last one.
 const ROOM: usize = 5;
 
@@ -223,4 +225,28 @@ fn a_power_cut_loses_and_blocks_nothing() {
     assert!(found.is_empty(), "{}\n{steps:#?}", found.join("\n"));
     let image = disk.after_power_cut(careless, &mut random);
     assert!(!image.windows(11).any(|bytes| bytes == b"not flushed"), "{careless} of {end}");
+}
+
+/// After a power cut, each manual page and each script of an installation is complete or absent. The next installation
+/// would take an empty file for another program's, and refuse to replace it.
+#[test]
+fn a_power_cut_after_an_installation_does_not_stop_the_next_one() {
+    slipway_only!();
+    let node = Node::new();
+    let Some(disk) = RecordedDisk::new(&node) else { skip!(RECORDED_DISKS) };
+    let install = format!("{} install --to /run/cni-bin --share-dir {SHARE}", quoted(slipway()));
+    node.cmd(&format!("mkdir -p {SHARE}"));
+    node.cmd(&format!("mount -t ext4 {} {SHARE}", disk.device()));
+    node.cmd(&install);
+    // If another program flushes a file of its own, ext4 stores the names of all files, but not their content.
+    node.cmd(&format!("dd if=/dev/zero of={SHARE}/other bs=1 count=1 conv=fsync"));
+    let image = disk.after_power_cut(disk.position(), &mut Random::seeded());
+    let booted = Node::new();
+    booted.write("/run/image", image);
+    booted.cmd(&format!("mkdir -p {SHARE}"));
+    booted.cmd(&format!("mount -t ext4 -o loop /run/image {SHARE}"));
+    let empty = booted.cmd(&format!("find {SHARE} -type f -size 0"));
+    let again = booted.try_cmd(&install);
+    booted.cmd(&format!("umount {SHARE}"));
+    assert_eq!((empty.as_str(), again.code), ("", Some(0)), "{again}");
 }
