@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_dataplane::migrate::{Mode, Order, Place, Row, State, migrate};
-use cni_dataplane::{BackendName, Error as DataplaneError};
+use cni_dataplane::{BackendName, Error as DataplaneError, PortRequest};
 use cni_kernel::dir::DirError;
 use cni_spec::CniError;
 
@@ -188,7 +188,7 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
     };
     let mut rows = migrate(&order, mode, &mut progress)?;
     if to != BackendName::Iptables {
-        open_loopbacks(&mut rows);
+        open_loopbacks(&mut rows, portmap::open_loopback_for);
         if options.from.contains(&Place::Iptables) {
             rows.extend(records::write(options)?);
         }
@@ -196,18 +196,25 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
     Ok(rows)
 }
 
-/// Makes moved ports reachable from the node's loopback, as an ADD does. The reference does this in part.
-fn open_loopbacks(rows: &mut [Row]) {
+/// Makes moved ports reachable from the node's loopback, as an ADD does. The reference does this in part. If that is not
+/// possible, the row fails, because an ADD would fail as well.
+fn open_loopbacks(rows: &mut [Row], open: impl Fn(&PortRequest) -> Result<(), CniError>) {
     for row in rows.iter_mut().filter(|row| row.state == State::Moved && row.from != Place::Ebpf) {
         let Some(request) = &row.ports else { continue };
-        if let Err(error) = portmap::open_loopback_for(request) {
-            row.reason = format!("not reachable from the node's loopback: {error}");
+        if let Err(error) = open(request) {
+            row.reason = format!(
+                "it was moved, but the node's loopback does not reach it: {error}; `slipway restore` tries again"
+            );
+            row.state = State::Failed;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cni_dataplane::{ContainerNetns, IptablesOptions, Loopback, NftablesOptions, Snat};
+    use cni_spec::Attachment;
+
     use super::*;
     use slipway_cli::checks;
 
@@ -225,5 +232,47 @@ mod tests {
         assert_eq!((all.networks, all.mode), (vec!["a".into(), "b".into()], Mode::DryRun));
         let Err(Failure::Usage(text)) = parsed("--from nftables --to nftables") else { panic!("accepted") };
         assert_eq!(text, "--from and --to are both nftables");
+    }
+
+    #[test]
+    fn moved_ports_that_the_loopback_does_not_reach_are_a_failure() {
+        let attachment = Attachment::new("pods", "web", "eth0").unwrap();
+        let ports = PortRequest {
+            attachment: attachment.clone(),
+            netns: ContainerNetns { path: "/run/netns/web".into(), dev: 4, ino: 1, cookie: None },
+            ports: Vec::new(),
+            networks: Vec::new(),
+            elsewhere: Vec::new(),
+            snat: Snat::Needed,
+            loopback: Loopback::Served,
+            mark_bit: 13,
+            nftables: NftablesOptions::default(),
+            iptables: IptablesOptions::default(),
+        };
+        let row = |from, state, ports: Option<&PortRequest>| Row {
+            owner: Some(attachment.clone()),
+            item: "an item".to_owned(),
+            from,
+            state,
+            reason: String::new(),
+            ports: ports.cloned(),
+        };
+        let before = [
+            row(Place::Iptables, State::Moved, Some(&ports)),
+            row(Place::Iptables, State::Moved, None),
+            row(Place::Iptables, State::LeftAlone, Some(&ports)),
+            row(Place::Ebpf, State::Moved, Some(&ports)),
+        ];
+        let states = |open: fn(&PortRequest) -> Result<(), CniError>| {
+            let mut rows = before.clone();
+            open_loopbacks(&mut rows, open);
+            rows.map(|row| (row.state, row.reason))
+        };
+        let moved = [State::Moved, State::Moved, State::LeftAlone, State::Moved];
+        assert_eq!(states(|_| Ok(())).map(|(state, _)| state), moved);
+        let [first, others @ ..] = states(|_| Err(CniError::internal("read-only")));
+        assert_eq!(first.0, State::Failed);
+        assert!(first.1.contains("does not reach it: read-only;"), "{}", first.1);
+        assert_eq!(others.map(|(state, _)| state), moved[1..]);
     }
 }
