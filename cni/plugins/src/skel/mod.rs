@@ -144,7 +144,14 @@ fn run_and_report(
     // Written in one piece, so that a result is either complete or missing.
     let to_stdout = stdout.write_all(output.stdout.as_bytes()).and_then(|()| stdout.flush());
     let to_stderr = stderr.write_all(output.stderr.as_bytes());
-    (exit_code(to_stdout.and(to_stderr)).max(output.code), report)
+    let written = exit_code(to_stdout.and(to_stderr));
+    if written != 0
+        && let Some(report) = &mut report
+    {
+        // The runtime has no answer, so for the runtime the call has failed.
+        report.code.get_or_insert(ErrorCode::Io.number());
+    }
+    (written.max(output.code), report)
 }
 
 /// Runs a call, logs its begin and its end, and makes its report.

@@ -457,7 +457,9 @@ fn an_output_that_cannot_be_written_is_a_failure() {
     let (tried, call) = (Cell::new(false), Call::new("ADD", CONFIG));
     let (mut stdin, err) = (call.stdin, RefCell::new(Vec::new()));
     let io = Io { stdin: &mut stdin, stdout: &mut Closed(&tried), stderr: &mut *err.borrow_mut() };
-    assert_eq!(run(&callee(&Fake::new()), &|name| call.vars.get(name).cloned(), &|_| false, io), 1);
+    let vars = |name: &str| call.vars.get(name).cloned();
+    let (code, report) = run_and_report(&callee(&Fake::new()), &vars, &|_| false, io);
+    assert_eq!((code, report.and_then(|report| report.code)), (1, Some(5)));
     assert!(tried.get());
 }
 
