@@ -303,8 +303,9 @@ pub(super) fn remove_rest(
                 Leftover::Programs
             }
             Leftover::Merging(uplinks) => {
-                ebpf::switch_merging(uplinks, Switch::Off)?;
-                continue;
+                let switched = ebpf::switch_merging(uplinks, Switch::Off)?;
+                let kept = still_merging(&switched, &ebpf::merging(uplinks)?);
+                kept.unwrap_or_else(|| Leftover::Merging(std::mem::take(uplinks)))
             }
             Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
             Leftover::Link(name) => links::remove(std::mem::take(name))?,
@@ -329,6 +330,15 @@ pub(super) fn remove_rest(
         *leftover = done;
     }
     Ok(late)
+}
+
+/// The first device that still merges datagrams after all devices were `switched` off, with the reason. A device without
+/// this feature cannot be switched either, but leaves nothing.
+fn still_merging(switched: &[ebpf::Merging], now: &[ebpf::Merging]) -> Option<Leftover> {
+    let on = now.iter().find(|one| one.state == Ok(Switch::On))?;
+    let refused = switched.iter().find(|one| one.link == on.link).and_then(|one| one.state.as_ref().err());
+    let why = refused.map_or_else(|| "it was switched on again".to_owned(), ToString::to_string);
+    Some(Leftover::Keep { what: format!("UDP GRO forwarding at {}", on.link), why })
 }
 
 /// The program that prints the chains of a place.
@@ -358,4 +368,23 @@ fn kept_or_removed(shared: SharedChains, needed: Option<&'static str>) -> Leftov
 fn administered(table: OwnTable) -> Leftover {
     let what = format!("table {}", table.name());
     Leftover::Keep { what, why: "an administrator's rules are in its chain admin".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_kernel::ethtool::FeatureError;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_switched_off_is_kept_with_the_reason() {
+        let one = |link: &str, state| ebpf::Merging { link: link.to_owned(), state };
+        let refused = || Err(FeatureError::Unknown("gro".to_owned()));
+        let switched = [one("eth0", Ok(Switch::Off)), one("eth1", refused())];
+        assert_eq!(still_merging(&switched, &switched), None, "eth1 has no such feature");
+        let now = [one("eth0", Ok(Switch::Off)), one("eth1", Ok(Switch::On))];
+        let (what, why) =
+            ("UDP GRO forwarding at eth1".to_owned(), "the kernel has no feature gro".to_owned());
+        assert_eq!(still_merging(&switched, &now), Some(Leftover::Keep { what, why }));
+    }
 }
