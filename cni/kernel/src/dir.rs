@@ -211,7 +211,7 @@ impl DurableDir {
     /// or the new one.
     ///
     /// # Errors
-    /// [`DirError::System`], in which case the old content stays.
+    /// [`DirError::System`]. The old content stays, unless only the sync of the directory fails.
     pub fn replace(&self, name: impl AsRef<OsStr>, content: &[u8], mode: u32) -> Result<(), DirError> {
         let name = self.component(name.as_ref())?;
         let temporary = self.write_temporary(content, mode)?;
@@ -221,6 +221,23 @@ impl DurableDir {
         }
         log::debug!("replace {:?}", self.path.join(name));
         self.sync()
+    }
+
+    /// Creates a file with [`DurableDir::create_new_linked`], or replaces one that exists. So a caller that fails because a
+    /// new file could not be stored leaves none behind.
+    ///
+    /// # Errors
+    /// The errors of [`DurableDir::replace`].
+    pub fn put(&self, name: impl AsRef<OsStr>, content: &[u8], mode: u32) -> Result<(), DirError> {
+        let name = name.as_ref();
+        // For a file that exists, the attempt to create it would store the content once more.
+        if !self.exists(name)? {
+            match self.create_new_linked(name, content, mode) {
+                Err(error) if error.already_exists() => {} // Another process has created it since.
+                done => return done,
+            }
+        }
+        self.replace(name, content, mode)
     }
 
     /// Renames a file, replacing any file that has the new name. Syncs nothing.
@@ -512,8 +529,8 @@ mod tests {
     #[test]
     fn a_file_is_replaced_and_removed() {
         let (_temp, dir) = fixture();
-        dir.replace("x", b"first", 0o600).unwrap();
-        dir.replace("x", b"second", 0o644).unwrap();
+        dir.put("x", b"first", 0o600).unwrap();
+        dir.put("x", b"second", 0o644).unwrap();
         assert_eq!(dir.read("x", 100).unwrap().unwrap(), b"second");
         assert_eq!(mode(&dir.path().join("x")), 0o644);
         assert_eq!(dir.list().unwrap(), ["x"]);

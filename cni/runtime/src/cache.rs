@@ -162,7 +162,7 @@ impl Cache {
             result: result.to_object(version)?,
         };
         let text = cni_spec::text::compact(&file);
-        Ok(self.results.replace(file_name(attachment), text.as_bytes(), 0o600)?)
+        Ok(self.results.put(file_name(attachment), text.as_bytes(), 0o600)?)
     }
 
     /// Deletes an attachment's file, if it exists.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Whatever `slipwayd pod` cannot read or look up, a running pod keeps all of its networks.
+//! Whatever `slipwayd pod` cannot read or look up, a running pod keeps all of its networks. What it cannot store leaves
+//! nothing behind.
 
 use serde_json::json;
 use slipway_tests::{Disturbance, all_error_points, disturbed, failures, slipway_only};
@@ -14,8 +15,12 @@ const MOST: usize = 60;
 /// happen, or end the process before it does anything.
 const LOOKS: [&str; 6] = ["getdents64", "openat", "read", "recvmsg", "sendto", "socket"];
 
+/// The calls by which it stores what it has made.
+const STORES: [&str; 4] = ["fchmod", "fsync", "linkat", "renameat"];
+
 const UP: &str =
     "pod up test/web --sandbox s1 --create-netns --port 8080:80 --network pods --network storage=net1";
+const DOWN: &str = "pod down test/web --sandbox s1";
 
 /// A stage with a running pod.
 fn with_pod() -> Stage {
@@ -46,7 +51,7 @@ fn changes_nothing(stage: &Stage, words: &str, succeeds: bool) {
         assert!(changes.is_empty(), "{point:?} {errno}:\n{}\n{}", changes.join("\n"), output.process);
     }
     stage.ok("pod status test/web --sandbox s1");
-    stage.ok("pod down test/web --sandbox s1");
+    stage.ok(DOWN);
 }
 
 #[test]
@@ -59,6 +64,31 @@ fn a_valid_pod_survives_a_gc_that_meets_an_error() {
 fn a_running_pod_survives_a_second_set_up_that_meets_an_error() {
     slipway_only!();
     changes_nothing(&with_pod(), UP, false);
+}
+
+/// A set-up that fails because the disk does is undone, and leaves no record that would refuse the next one.
+#[test]
+fn a_set_up_that_cannot_be_stored_leaves_no_record() {
+    slipway_only!();
+    let stage = Stage::new();
+    stage.warm_up();
+    let up = "pod up test/web --sandbox s1 --create-netns --network storage";
+    let stored = || ["results", "pending"].map(|folder| stage.node.list(&format!("/var/lib/cni/{folder}")));
+    let before = stored();
+    let (output, mut all) = all_error_points(&stage.node, stage.call(up));
+    assert_eq!(output.process.code, Some(0), "{}", output.process);
+    stage.ok(DOWN);
+    all.retain(|point| STORES.contains(&point.syscall.as_str()));
+    assert!(all.len() > 3, "{all:?}");
+    for point in all {
+        let output = disturbed(&stage.node, stage.call(up), &point, Disturbance::Error("EIO"));
+        if output.process.code != Some(0) {
+            assert_eq!(stored(), before, "{point:?}: {}", output.process);
+            assert!(stage.node.reserved("storage").is_empty(), "{point:?}");
+            stage.ok(up);
+        }
+        stage.ok(DOWN);
+    }
 }
 
 /// The name of a damaged file still tells whose attachment it is about.

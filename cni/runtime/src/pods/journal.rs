@@ -184,7 +184,7 @@ impl Journal {
             container_id: sandbox.to_owned(),
             attachments: all.iter().map(Planned::entry).collect(),
         };
-        self.files.replace(sandbox, text::compact(&file).as_bytes(), 0o600)
+        self.files.put(sandbox, text::compact(&file).as_bytes(), 0o600)
     }
 }
 

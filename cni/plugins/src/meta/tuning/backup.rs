@@ -174,13 +174,7 @@ impl Backups {
     /// Writes the attachment's backup, in one step.
     pub(super) fn write(&self, attachment: &Attachment, backup: &Backup) -> Result<(), CniError> {
         let content = serde_json::to_vec(backup).map_err(|e| CniError::internal(e.to_string()))?;
-        // A new file is written without a temporary one, which a killed process would leave behind.
-        match self.dir.create_new_linked(file_name(attachment), &content, FILE_MODE) {
-            Err(error) if error.already_exists() => {
-                self.dir.replace(file_name(attachment), &content, FILE_MODE).map_err(failed)
-            }
-            written => written.map_err(failed),
-        }
+        self.dir.put(file_name(attachment), &content, FILE_MODE).map_err(failed)
     }
 
     /// Removes the attachment's backup, if it exists.
