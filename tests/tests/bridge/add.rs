@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use slipway_tests::{
-    Attach, Node, Proto, QUICK, Snapshot, addresses_of, at, has_ipv6, is_peer, peer_fails, until, usable,
-    within,
+    Attach, Node, Proto, QUICK, Snapshot, addresses_of, at, has_ipv6, is_peer, needs_ipv6, peer_fails,
+    slipway_only, until, usable, within,
 };
 
 use super::dual_stack;
@@ -156,6 +156,27 @@ fn a_full_bridge_is_reported_with_its_limit() {
         let links: String = (0..512).map(|number| format!("link del a{number}\n")).collect();
         node.cmd_input("ip -batch -", &links);
     });
+}
+
+/// The bridge stays after an ADD that failed, as other containers may use it by then. It has to be known as Slipway's, because
+/// `slipway uninstall` deletes no bridge of another program.
+#[test]
+fn a_bridge_is_marked_before_anything_else_can_fail() {
+    slipway_only!();
+    needs_ipv6!();
+    let (node, pod) = Node::with_pod();
+    let network = network(&node, &json!({}));
+    // A new bridge would accept advertisements of routers, and the plugin cannot forbid that here.
+    node.sysctl("net/ipv6/conf/default/accept_ra", "1");
+    node.cmd("mount --bind /proc/sys /proc/sys");
+    node.cmd("mount -o remount,bind,ro /proc/sys");
+    let failure = network.add(&Attach::new(&pod)).expect_err("a read-only /proc/sys");
+    assert!(failure.error.msg.contains("accept_ra"), "{failure}");
+    node.cmd("umount /proc/sys");
+    assert!(node.cmd("ip link show dev br0").contains("alias made by slipway"));
+    network.add(&Attach::new(&pod)).expect("ADD");
+    assert!(node.cmd("ip link show dev br0").contains("alias made by slipway"));
+    network.del(&Attach::new(&pod)).expect("DEL");
 }
 
 #[test]

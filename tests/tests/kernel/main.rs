@@ -60,6 +60,9 @@ impl World {
     fn bridge(&self, name: &str) -> Link {
         let new = NewBridge { name, mac: None, mtu: None, vlan_filtering: VlanFiltering::Off };
         self.host.create_bridge(&new).unwrap();
+        let bridge = self.host.link(name).unwrap();
+        assert!(!bridge.up && bridge.alias.is_empty(), "{bridge:?}");
+        self.host.change_link(&bridge, &LinkChange::new().up()).unwrap();
         self.host.link(name).unwrap()
     }
 

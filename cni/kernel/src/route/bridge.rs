@@ -5,7 +5,7 @@
 use cni_netlink::message;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
-    InfoPortData, InfoPortKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    InfoPortData, InfoPortKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -90,15 +90,16 @@ impl std::fmt::Display for PortVlan {
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
 
 impl RouteSocket {
-    /// Creates a bridge that is up, without multicast snooping.
+    /// Creates a bridge that is down, without multicast snooping.
+    ///
+    /// The kernel sets no alias while it creates a link. So a process that is killed right after this leaves a bridge that is
+    /// down and has no alias.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the name is taken; EOPNOTSUPP for VLAN filtering in a kernel that
     /// was built without it.
     pub fn create_bridge(&self, new: &NewBridge<'_>) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
-        message.header.flags = LinkFlags::Up;
-        message.header.change_mask = LinkFlags::Up;
         message.attributes.push(LinkAttribute::IfName(new.name.to_owned()));
         if let Some(mtu) = new.mtu {
             message.attributes.push(LinkAttribute::Mtu(mtu));

@@ -39,10 +39,7 @@ impl Host {
         let is_foreign = found.as_ref().is_some_and(|link| link.alias != MADE);
         let mut bridge = match found {
             Some(link) => link,
-            None => {
-                change = change.alias(MADE);
-                Link { alias: MADE.to_owned(), ..self.create_bridge(settings)? }
-            }
+            None => self.create_bridge(settings)?,
         };
         if bridge.kind != LinkKind::Bridge {
             return Err(CniError::internal(format!("{name:?} already exists but is not a bridge")));
@@ -84,6 +81,9 @@ impl Host {
             Err(error) if !error.already_exists() => return Err(failed(error)),
             _ => {}
         }
+        // At once: if anything fails from here on, the bridge stays, and no later ADD would mark it.
+        let bridge = self.route.link(&settings.bridge).map_err(failed)?;
+        self.route.change_link(&bridge, &LinkChange::new().alias(MADE).up()).map_err(failed)?;
         // The link-local address that the kernel derives from this MAC address needs no duplicate address detection,
         // because no other host has the MAC address. Detection would take up to two seconds, in which the kernel does
         // not solicit any container. Addresses without a prefix route would be lost when the link goes down, so they
@@ -91,7 +91,7 @@ impl Host {
         for (setting, value) in [("accept_dad", "0"), ("keep_addr_on_down", "1")] {
             spare(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", settings.bridge), value));
         }
-        self.route.link(&settings.bridge).map_err(failed)
+        Ok(Link { alias: MADE.to_owned(), up: true, ..bridge })
     }
 
     /// Enables VLAN filtering. A kernel built without it refuses the request, or accepts it without effect.
