@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slipway_tests::{
-    Attach, IPTABLES, Proto, addresses_of, at, has_iptables, needs, quoted, sample, slipway, within,
+    Attach, IPTABLES, Proto, addresses_of, at, has_iptables, has_ipv6, needs, quoted, sample, slipway, until,
+    within,
 };
 
 use crate::{PORT, SERVED, Web, World, count};
@@ -79,6 +80,78 @@ fn chains_whose_record_a_del_removed_are_withdrawn() {
         restoring.join().expect("no panic")
     });
     assert_eq!((code, dnat()), (0, 0), "{report:#}");
+}
+
+/// A program of iptables that stops while a file exists, and says so in another file.
+const STOPPING: &str = "#!/bin/sh
+if [ -e /run/hold ]; then
+    : > /run/held
+    while [ -e /run/hold ]; do sleep 0.02; done
+fi
+PATH=${PATH#/run/bin:}
+exec \"${0##*/}\" \"$@\"
+";
+
+/// A container is deleted after the chains of its ports were restored. While the command removes them again, a
+/// container with the same ID is added, whose chains have the same names. The program that removes them is held up
+/// until the ADD has either made its chains or waits for the command.
+#[test]
+fn a_container_added_during_a_withdrawal_keeps_its_chains() {
+    needs!(has_iptables(), IPTABLES);
+    let world = &World::new();
+    for family in ["iptables", "ip6tables"] {
+        let program = format!("/run/bin/{family}-nft-restore");
+        world.node.write(&program, STOPPING);
+        world.node.cmd(&format!("chmod 755 {program}"));
+    }
+    let network = &world.network(1, "bridge", [json!({}), json!({"backend": "iptables"})]);
+    let web = Web::published(world, network, "web", PORT);
+    let path = network.cache_path(&web.attach);
+    let file = path.rsplit('/').next().expect("a name");
+    world.node.cmd("nft flush ruleset");
+    let chains = |family: &str| world.node.cmd(&format!("{family}-save -t nat")).matches("CNI-DN-").count();
+    assert_eq!(chains("iptables"), 0);
+    let pause = within(Duration::from_secs(4));
+    let restore = format!(
+        "env PATH=/run/bin:{} strace -f -qq -o /dev/null -P {file} -e inject=openat:delay_enter={}:when=2+ {} restore \
+         --output json",
+        std::env::var("PATH").expect("a PATH"),
+        pause.as_micros(),
+        quoted(slipway())
+    );
+    let (report, code, attach) = std::thread::scope(|scope| {
+        let restoring = scope.spawn(|| World::told(&world.node.try_cmd(&restore)));
+        let last = if has_ipv6() { "ip6tables" } else { "iptables" };
+        until(Duration::from_secs(10), "the ports were restored", || chains(last) > 0);
+        // The command looks at the chains once more before it reads the cache again.
+        std::thread::sleep(pause / 4);
+        world.node.write("/run/hold", "");
+        // What remains of a DEL whose portmap call found nothing to delete. The bridge's DEL would look for chains as
+        // well, so the reservations are removed without it.
+        world.node.cmd("rm -r /var/lib/cni/networks");
+        web.vanish();
+        world.node.cmd(&format!("rm {path}"));
+        until(Duration::from_secs(20), "the command removes the chains", || {
+            world.node.read("/run/held").is_some()
+        });
+        let pod = world.node.pod("web");
+        let attach = Attach::new(&pod).port(Proto::Tcp, PORT + 1, SERVED);
+        let adding = scope.spawn(move || network.add(&attach).map(|_| attach));
+        let end = Instant::now() + Duration::from_secs(3);
+        while !adding.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        world.node.cmd("rm /run/hold");
+        let attach = adding.join().expect("no panic").unwrap_or_else(|failure| panic!("ADD: {failure}"));
+        let (report, code) = restoring.join().expect("no panic");
+        (report, code, attach)
+    });
+    assert_eq!(code, 0, "{report:#}");
+    assert!(report.to_string().contains("removed again"), "{report:#}");
+    network.write_cache(&attach);
+    network.check(&attach).unwrap_or_else(|failure| panic!("CHECK: {failure}"));
+    let ports = world.node.slipway("ports");
+    assert!(ports.contains(&format!(":{} ", PORT + 1)) && !ports.contains(&format!(":{PORT} ")), "{ports}");
 }
 
 /// A container is deleted while the command waits for a migration's end, after it has found what the container lacks. Its

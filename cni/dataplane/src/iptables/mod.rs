@@ -166,6 +166,12 @@ impl Owners {
         self.0.as_ref().map_or(Ok(Vec::new()), |session| owner_entry::list(session, pass))
     }
 
+    /// True if a record of the attachment names another namespace. Without nf_tables, nothing tells whose the chains
+    /// are.
+    fn is_elsewhere(&self, attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
+        self.0.as_ref().map_or(Ok(true), |session| owner_entry::is_of_another(session, attachment, netns))
+    }
+
     fn chain_use(&self, kind: u32, attachment: &Attachment) -> Result<ChainUse, Error> {
         self.0.as_ref().map_or(Ok(ChainUse::Exclusive), |session| chain_use(session, kind, attachment))
     }
@@ -362,6 +368,12 @@ impl Backend for Iptables {
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
         let attachment = withdrawal.attachment;
         let owners = Owners::open()?;
+        let _lock = withdrawal.only_in.map(|_| publish::lock_for_condition()).transpose()?;
+        if let Some(netns) = withdrawal.only_in
+            && owners.is_elsewhere(attachment, netns)?
+        {
+            return Ok(());
+        }
         let kinds = match withdrawal.kinds {
             Kinds::AllIfPorts if self.holds(attachment, Kinds::Ports)? => Kinds::All,
             Kinds::AllIfPorts => Kinds::Ports,

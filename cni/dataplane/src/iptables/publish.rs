@@ -7,6 +7,8 @@
 //! then read again. Two ADDs of the same port do not see each other before they write, but afterwards they do,
 //! because each rule has a position in the chain of entry rules.
 
+use std::io;
+
 use cni_kernel::lock::FileLock;
 use cni_spec::Attachment;
 
@@ -21,7 +23,8 @@ use crate::{AddressFamily, Error};
 
 /// The lock that is held while the rules that all containers share are made.
 const SHARED_RULES_LOCK: &str = "iptables.lock";
-/// Shared by processes that write a container's rules, and exclusive for a migration that empties old places.
+/// Shared by processes that write a container's rules, and exclusive for a migration that empties old places, and for a
+/// withdrawal with a condition.
 const MIGRATION_LOCK: &str = "iptables-moving.lock";
 
 /// A port that the plan publishes and that belongs to another container.
@@ -103,9 +106,13 @@ pub(crate) fn publish(
 /// Takes the lock under which a container's owner and rules are written.
 ///
 /// Chains are named after the container, so the chains of a container that was added again have the same names. The
-/// lock keeps a migration from deleting the new chains together with those in the old place.
+/// lock keeps a migration from deleting the new chains together with those in the old place, and `restore` from
+/// deleting them in place of those that it has made itself.
 pub(crate) fn lock_for_writing() -> Option<FileLock> {
-    lock::or_log(lock::take(MIGRATION_LOCK, Mode::Shared, PATIENCE), "a migration may delete new chains")
+    lock::or_log(
+        lock::take(MIGRATION_LOCK, Mode::Shared, PATIENCE),
+        "a migration or a restore may delete new chains",
+    )
 }
 
 /// Takes the same lock for a migration that empties old places.
@@ -114,6 +121,20 @@ pub(crate) fn lock_for_emptying() -> Option<FileLock> {
         lock::take(MIGRATION_LOCK, Mode::Exclusive, PATIENCE),
         "containers may be added concurrently",
     )
+}
+
+/// Takes the same lock for a withdrawal that depends on the owner's record.
+///
+/// The input of `iptables-restore` cannot carry that condition: it has no command that compares anything, and the
+/// record is in another table, which the program neither reads nor changes. So the lock is held from the look at the
+/// record to the removal. An ADD writes the record before the chains, and shares the lock meanwhile. While the lock is
+/// held exclusively, a later ADD has therefore either made its record, or has made nothing yet.
+///
+/// # Errors
+/// [`Error::Kernel`] if the lock is not acquired, because then the chains may be those of a later ADD.
+pub(crate) fn lock_for_condition() -> Result<FileLock, Error> {
+    lock::take(MIGRATION_LOCK, Mode::Exclusive, PATIENCE)
+        .map_err(|error| Error::kernel("exclude concurrent ADDs", io::Error::other(error)))
 }
 
 /// The changes that make the chains match the plan.
