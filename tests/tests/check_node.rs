@@ -4,10 +4,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, Node, Pod, Proto, Server, at, host_local, usable};
+use slipway_tests::{
+    Attach, Disturbance, Host, Node, Output, Pod, Point, Proto, Server, all_error_points, at, disturbed,
+    every_call, host_local, one_in, sample, usable,
+};
 
 /// Returns the report, and true if the command succeeded.
 fn check(node: &Node) -> (Value, bool) {
@@ -410,4 +414,151 @@ fn unknown_keys_of_networks_are_named_with_the_nearest_known_key() {
     let one = finding(&report, "network in /etc/cni/net.d/20-one.conf");
     assert_eq!(one["found"], "unknown key \"mtuu\": did you mean \"mtu\"?");
     assert!(!report.to_string().contains("30-good"), "{report:#}");
+}
+
+/// The calls with which the command reads, each with an error that a short or damaged system gives.
+const READING: &[(&str, &str)] = &[
+    ("getdents64", "EIO"),
+    ("newfstatat", "EIO"),
+    ("openat", "EMFILE"),
+    ("openat2", "EMFILE"),
+    ("read", "EIO"),
+    ("readlink", "EIO"),
+    ("recvfrom", "ENOBUFS"),
+    ("recvmsg", "ENOBUFS"),
+    ("sendto", "ENOBUFS"),
+    ("socket", "EMFILE"),
+    ("statx", "EIO"),
+];
+
+/// The largest number of calls of one name that are tried, before a sample of them is taken.
+const MOST: usize = 12;
+
+/// The findings by subject: the state, and what was found.
+type Findings = BTreeMap<String, (String, String)>;
+
+/// The findings of a call. None if the command failed as a whole, with a reason.
+fn findings(output: &Output) -> Option<Findings> {
+    let process = &output.process;
+    assert!(!process.stderr.contains("panicked"), "{process}");
+    let Ok(report) = serde_json::from_str::<Value>(&process.stdout) else {
+        assert!(process.code != Some(0) && !process.stderr.trim().is_empty(), "{process}");
+        return None;
+    };
+    let text = |finding: &Value, key: &str| finding[key].as_str().expect("a text").to_owned();
+    let findings = report["findings"].as_array().expect("a list").iter();
+    Some(findings.map(|one| (text(one, "subject"), (text(one, "state"), text(one, "found")))).collect())
+}
+
+/// True if a finding about this subject, which says that something could not be read, stands for the other one.
+fn stands_for(unread: &str, other: &str) -> bool {
+    let begins: &[&str] = match unread {
+        // Nothing can be probed.
+        "a network namespace for probes" | "kernel features" => &[
+            "nf_tables",
+            "conntrack netlink",
+            "veth ",
+            "bridges",
+            "macvlan ",
+            "ipvlan ",
+            "vlan ",
+            "dummy ",
+            "vrf ",
+            "ifb ",
+            "tun ",
+        ],
+        "nf_tables" => &["nf_tables, ", "conntrack netlink"],
+        "links" => &["veth ", "bridges", "macvlan ", "ipvlan ", "vlan ", "dummy ", "vrf ", "ifb ", "tun "],
+        "settings of the node" => &["networks that are not masqueraded"],
+        "networks" => &["network in ", "network bad, ", "room for containers"],
+        "podman's networks" => &["podman's network in "],
+        "running containers" => &["port "],
+        "chains of other programs at the forward hook" => &["chain "],
+        "tables of other programs" => &["table inet firewalld", "table ip cni_hostport"],
+        _ if unread.ends_with("/20-bad.conflist") => &["network bad, "],
+        _ if unread.starts_with("cache file ") || unread.contains(", container ") => &["port "],
+        _ => &[],
+    };
+    begins.iter().any(|begin| other.starts_with(begin))
+}
+
+/// Lets one call after the other fail with which the command reads something. Each finding is as without the failure,
+/// or says that it could not be read, or another one says so in its place.
+#[test]
+fn no_finding_vanishes_if_a_call_fails() {
+    let node = Node::new();
+    node.own_etc();
+    let list = json!({"name": "pods", "cniVersion": "1.0.0", "plugins": [
+        {
+            "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "misspelt": true,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]]},
+        },
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+    ]});
+    let bad = json!({"name": "bad", "cniVersion": "1.0.0", "plugins": [{"type": "bridge", "vlan": 9999}]});
+    // A network of podman that an earlier version created.
+    let open = json!({
+        "name": "a", "id": "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9",
+        "driver": "slipway", "network_interface": "sw2f259bab", "created": "2026-01-02T03:04:05Z",
+    });
+    node.write("/etc/cni/net.d/10-pods.conflist", list.to_string());
+    node.write("/etc/cni/net.d/20-bad.conflist", bad.to_string());
+    node.write(
+        "/etc/cni/slipway.json",
+        json!({"nonMasqueradeCIDRs": ["10.99.0.0/16"], "misspelt": 1}).to_string(),
+    );
+    node.write("/etc/containers/networks/a.json", open.to_string());
+    node.write("/etc/firewalld/firewalld.conf", "StrictForwardPorts=yes\n");
+    node.nft(
+        "table inet firewalld { }
+         table ip cni_hostport { }
+         table inet wall { chain gate { type filter hook forward priority 0; policy drop; }; }",
+    );
+    let network = node.network(list);
+    let (web, gone) = (node.pod("web"), node.pod("gone"));
+    let attach = Attach::new(&web).port(Proto::Tcp, 8080, 80);
+    let result = network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let port = result["interfaces"][1]["name"].as_str().expect("a name");
+    node.cmd(&format!("ip link set {port} nomaster"));
+    network.add(&Attach::new(&gone)).expect("ADD");
+    gone.remove();
+
+    let call = || node.plugin("slipway").arguments(&["check-node", "--output", "json"]);
+    let (output, points) = all_error_points(&node, call());
+    let before = findings(&output).unwrap_or_else(|| panic!("{}", output.process));
+    for subject in
+        ["owners", "settings of the node", "network in /etc/cni/net.d/10-pods.conflist", "tracked flows"]
+    {
+        assert!(before.contains_key(subject), "{subject}: {before:#?}");
+    }
+    let says_so =
+        |(state, found): &(String, String)| state == "missing" || found.starts_with("could not be read: ");
+    let (mut tried, mut unread) = (0, 0);
+    for (syscall, error) in READING {
+        let points: Vec<Point> = points.iter().filter(|point| point.syscall == *syscall).cloned().collect();
+        let step = if every_call() { 1 } else { points.len().div_ceil(MOST).max(1) };
+        for point in sample(one_in(points, syscall.len(), step)) {
+            let why = format!("{error} at {syscall} number {}", point.nth);
+            tried += 1;
+            let Some(after) = findings(&disturbed(&node, call(), &point, Disturbance::Error(error))) else {
+                continue;
+            };
+            let new: Vec<&String> = after
+                .iter()
+                .filter(|(subject, finding)| says_so(finding) && before.get(*subject) != Some(*finding))
+                .map(|(subject, _)| subject)
+                .collect();
+            unread += usize::from(!new.is_empty());
+            let vanished: Vec<&String> = before
+                .keys()
+                .filter(|subject| {
+                    !after.contains_key(*subject) && !new.iter().any(|one| stands_for(one, subject))
+                })
+                .collect();
+            assert!(vanished.is_empty(), "{why}: nothing says why {vanished:?} is not there, but {new:?}");
+        }
+    }
+    // Otherwise the failures hit nothing that is reported.
+    assert!(unread > tried / 20, "{unread} of {tried}");
 }

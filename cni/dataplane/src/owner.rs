@@ -260,13 +260,18 @@ impl ContainerNetns {
     /// which the path was recorded.
     #[must_use]
     pub fn life(&self) -> Life {
+        self.try_life().unwrap_or(Life::NotProvenDead)
+    }
+
+    /// Like [`Self::life`], for callers that tell a living owner from one of which nothing is known.
+    pub(crate) fn try_life(&self) -> io::Result<Life> {
         match std::fs::metadata(&self.path) {
-            Ok(meta) if meta.dev() == self.dev && meta.ino() == self.ino => self.life_by_cookie(),
-            Ok(_) => Life::Dead,
+            Ok(meta) if meta.dev() == self.dev && meta.ino() == self.ino => Ok(self.life_by_cookie()),
+            Ok(_) => Ok(Life::Dead),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                Life::Dead
+                Ok(Life::Dead)
             }
-            Err(_) => Life::NotProvenDead,
+            Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", self.path.display()))),
         }
     }
 

@@ -6,6 +6,7 @@
 //! ID, the interface and the recorded namespace still show to whom the objects belong.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use cni_spec::Attachment;
 
@@ -89,17 +90,32 @@ pub fn owns(attachment: &Attachment) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Lists the owners in the table whose namespace is gone according to all of their entries.
+/// The owners in the table whose namespace is gone.
+#[derive(Debug, Default)]
+pub struct GoneOwners {
+    /// Those whose namespace is gone according to all of their entries.
+    pub owners: Vec<Owner>,
+    /// Why it is unknown whether the namespaces of others are gone.
+    pub unknown: Vec<io::Error>,
+}
+
+/// Lists the owners in the table whose namespace is gone.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
-pub fn gone() -> Result<Vec<Owner>, Error> {
+pub fn gone() -> Result<GoneOwners, Error> {
     let entries = unless_no_nf_tables(with_table(|session| session.dump([Map::Owners], |_| true)))?;
     let mut owners = BTreeMap::<AttachmentHash, (Owner, bool)>::new();
+    let mut unknown = Vec::new();
     for entry in entries {
         let Some(owner) = entry.owner else { continue };
-        let is_gone = standing(entry.record.as_ref(), None) == Standing::Gone;
+        let life = entry.record.map_or(Ok(Life::NotProvenDead), |record| record.try_life());
+        let is_gone = life.unwrap_or_else(|error| {
+            unknown.push(error);
+            Life::NotProvenDead
+        }) == Life::Dead;
         owners.entry(owner.attachment_hash).or_insert((owner, true)).1 &= is_gone;
     }
-    Ok(owners.into_values().filter(|(_, is_gone)| *is_gone).map(|(owner, _)| owner).collect())
+    let owners = owners.into_values().filter(|(_, is_gone)| *is_gone).map(|(owner, _)| owner).collect();
+    Ok(GoneOwners { owners, unknown })
 }

@@ -3,9 +3,10 @@
 //! Reads how full the kernel's tables of flows and neighbours are.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 
 use crate::AddressFamily;
-use crate::sysctl;
+use crate::sysctl::{self, SysctlError};
 
 /// How full a table is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,12 +25,13 @@ impl Fill {
     }
 
     /// How many flows conntrack tracks in the calling thread's namespace. None without conntrack.
-    #[must_use]
-    pub fn of_flows() -> Option<Self> {
-        Some(Self {
-            entries: number("net/netfilter/nf_conntrack_count")?,
-            limit: number("net/netfilter/nf_conntrack_max")?,
-        })
+    ///
+    /// # Errors
+    /// [`SysctlError::Read`] if a setting exists and cannot be read.
+    pub fn of_flows() -> Result<Option<Self>, SysctlError> {
+        let entries = number("net/netfilter/nf_conntrack_count")?;
+        let limit = number("net/netfilter/nf_conntrack_max")?;
+        Ok(entries.zip(limit).map(|(entries, limit)| Self { entries, limit }))
     }
 }
 
@@ -45,14 +47,22 @@ pub struct Neighbours {
 impl Neighbours {
     /// Reads the table of a family. None in a namespace other than the machine's first one, because the kernel
     /// provides the statistics only there.
-    #[must_use]
-    pub fn of(family: AddressFamily) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The statistics or the setting exist and cannot be read.
+    pub fn of(family: AddressFamily) -> io::Result<Option<Self>> {
         let file = match family {
             AddressFamily::V4 => "arp_cache",
             AddressFamily::V6 => "ndisc_cache",
         };
-        let text = fs::read_to_string(format!("/proc/thread-self/net/stat/{file}")).ok()?;
-        Self::parse(&text, number(Self::setting(family))?)
+        let path = format!("/proc/thread-self/net/stat/{file}");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io::Error::new(error.kind(), format!("read {path}: {error}"))),
+        };
+        let limit = number(Self::setting(family)).map_err(io::Error::other)?;
+        Ok(limit.and_then(|limit| Self::parse(&text, limit)))
     }
 
     /// The name of the setting with the limit.
@@ -85,8 +95,13 @@ impl Neighbours {
     }
 }
 
-fn number(setting: &str) -> Option<u64> {
-    sysctl::get(setting).ok()?.parse().ok()
+/// None if this kernel or namespace has no such setting.
+fn number(setting: &str) -> Result<Option<u64>, SysctlError> {
+    match sysctl::get(setting) {
+        Ok(value) => Ok(value.parse().ok()),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 //! Decides by the recorded namespace whether an owner is alive.
 
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ impl Record {
         if *netns == ContainerNetns::unknown() {
             return None;
         }
-        Some(Self { netns: netns.clone(), mounts: own_mounts()? })
+        Some(Self { netns: netns.clone(), mounts: own_mounts().ok()? })
     }
 
     /// True if both records are about the same namespace.
@@ -88,18 +89,28 @@ impl Record {
 
     /// The namespace, if its path was recorded in this mount namespace.
     pub(crate) fn here(&self) -> Option<ContainerNetns> {
-        (own_mounts() == Some(self.mounts)).then(|| self.netns.clone())
+        self.is_of_these_mounts().ok()?.then(|| self.netns.clone())
     }
 
     /// Finds out whether the namespace is provably gone. A path is valid only in the mount namespace in which it was
     /// recorded.
     pub(crate) fn life(&self) -> Life {
-        if own_mounts() == Some(self.mounts) { self.netns.life() } else { Life::NotProvenDead }
+        self.try_life().unwrap_or(Life::NotProvenDead)
+    }
+
+    /// Like [`Self::life`], for callers that tell a living owner from one of which nothing is known.
+    pub(crate) fn try_life(&self) -> io::Result<Life> {
+        if self.is_of_these_mounts()? { self.netns.try_life() } else { Ok(Life::NotProvenDead) }
+    }
+
+    /// True if the path is valid in this process's mount namespace.
+    fn is_of_these_mounts(&self) -> io::Result<bool> {
+        own_mounts().map(|mounts| mounts == self.mounts)
     }
 }
 
-fn own_mounts() -> Option<(u64, u64)> {
-    std::fs::metadata("/proc/self/ns/mnt").ok().map(|meta| (meta.dev(), meta.ino()))
+fn own_mounts() -> io::Result<(u64, u64)> {
+    std::fs::metadata("/proc/self/ns/mnt").map(|meta| (meta.dev(), meta.ino()))
 }
 
 #[cfg(test)]

@@ -35,9 +35,9 @@ pub(super) type KernelTables = Vec<(&'static str, Fill)>;
 
 /// Reads the tables of the node. The agent is in its network namespace.
 pub(super) fn kernel_tables() -> KernelTables {
-    let neighbours = |family| Neighbours::of(family).map(|table| table.fill);
+    let neighbours = |family| Neighbours::of(family).ok().flatten().map(|table| table.fill);
     let all = [
-        ("flows", Fill::of_flows()),
+        ("flows", Fill::of_flows().ok().flatten()),
         ("neighbours4", neighbours(AddressFamily::V4)),
         ("neighbours6", neighbours(AddressFamily::V6)),
     ];

@@ -52,7 +52,11 @@ pub fn sample(config_dir: &Path, agent: Result<Activity, AgentError>) -> Sample 
     let ports = listed.into_iter().map(|one| (one, traffic.next().flatten())).collect();
     let (at, time) = (Instant::now(), Timestamp::now());
     let drops = drops(&mut troubles);
-    let conntrack = Fill::of_flows().map(|Fill { entries, limit }| Conntrack { count: entries, max: limit });
+    let fill = Fill::of_flows().unwrap_or_else(|error| {
+        troubles.push(format!("tracked flows: {error}"));
+        None
+    });
+    let conntrack = fill.map(|Fill { entries, limit }| Conntrack { count: entries, max: limit });
     let pools = pools::read(config_dir, &mut troubles);
     let agent = agent.map_err(Arc::new);
     Sample { at, time, ports, flows, more_flows: more, drops, conntrack, pools, agent, troubles }

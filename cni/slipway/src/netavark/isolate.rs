@@ -6,11 +6,13 @@
 //! 2 on. If the version of the caller is unknown, the network is strict.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use cni_kernel::bounded;
 use nix::unistd::getppid;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::options::{Isolate, Mode, Options};
 use super::types::{Network, Presence};
@@ -42,25 +44,40 @@ struct Stored {
     network: Network,
 }
 
-/// The files of podman's networks that an earlier version of Slipway created, and that are open because they lack the
-/// option.
-pub(crate) fn open_since_an_earlier_version(directory: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut found: Vec<PathBuf> =
-        files.filter(|path| path.extension().is_some_and(|name| name == "json") && is_open(path)).collect();
+/// The files of podman's networks. A missing directory has none.
+pub(crate) fn stored_networks(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|name| name == "json") {
+            found.push(path);
+        }
+    }
     found.sort();
-    found
+    Ok(found)
 }
 
-fn is_open(path: &Path) -> bool {
-    let Some(Stored { driver, network }) =
-        bounded::read(path, bounded::CONFIGURATION).ok().and_then(|text| serde_json::from_slice(&text).ok())
-    else {
-        return false;
+/// True for the file of a network that an earlier version of Slipway created, and that is open because it lacks the
+/// option.
+///
+/// # Errors
+/// The file cannot be read, or is not JSON.
+pub(crate) fn is_open_since_an_earlier_version(path: &Path) -> io::Result<bool> {
+    let text = match bounded::read(path, bounded::CONFIGURATION) {
+        // podman has removed the network since the directory was listed.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        text => text?,
     };
+    let value: Value = serde_json::from_slice(&text)?;
+    // The networks of other drivers may look different.
+    let Ok(Stored { driver, network }) = serde_json::from_value(value) else { return Ok(false) };
     let options = Options::of(network.options.as_ref());
     let has_none = options.is_ok_and(|options| options.isolate.is_none() && options.mode == Mode::Managed);
-    driver == env!("CARGO_PKG_NAME") && has_none && is_of_earlier_version(&network)
+    Ok(driver == env!("CARGO_PKG_NAME") && has_none && is_of_earlier_version(&network))
 }
 
 /// The version of netavark behind a call.
@@ -94,7 +111,7 @@ fn is_strict_creator(program: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -145,8 +162,15 @@ mod tests {
         write("named.json", json!({"network_interface": "br0"}));
         write("other.text", json!({}));
         fs::write(folder.path().join("broken.json"), "{").unwrap();
-        assert_eq!(open_since_an_earlier_version(folder.path()), [folder.path().join("earlier.json")]);
-        assert!(open_since_an_earlier_version(&folder.path().join("none")).is_empty());
+        let stored = stored_networks(folder.path()).unwrap();
+        let is_open = |path: &Path| is_open_since_an_earlier_version(path);
+        let broken = folder.path().join("broken.json");
+        let (unread, read): (Vec<_>, Vec<_>) = stored.into_iter().partition(|path| is_open(path).is_err());
+        let open: Vec<_> = read.into_iter().filter(|path| is_open(path).unwrap()).collect();
+        assert_eq!((open, unread), (vec![folder.path().join("earlier.json")], vec![broken.clone()]));
+        assert!(stored_networks(&folder.path().join("none")).unwrap().is_empty());
+        stored_networks(&broken).unwrap_err();
+        assert!(!is_open(&folder.path().join("gone.json")).unwrap(), "removed concurrently");
     }
 
     #[test]

@@ -35,7 +35,7 @@ use cni_plugins::skel::{LARGEST_CONFIG, panic, socket_closer};
 
 pub(crate) use driver::{in_process, remove_gone};
 pub(crate) use error::DriverError;
-pub(crate) use isolate::open_since_an_earlier_version;
+pub(crate) use isolate::{is_open_since_an_earlier_version, stored_networks};
 pub(crate) use store::CACHE;
 pub(crate) use subnets::CONFIGURATIONS;
 

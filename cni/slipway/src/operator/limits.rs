@@ -9,7 +9,7 @@ use std::path::Path;
 
 use cni_kernel::sysctl::{self, SysctlError};
 use cni_plugins::capacity::{BRIDGE_PORTS, Capacity};
-use cni_runtime::config;
+use cni_runtime::config::FileVerdict;
 use cni_spec::NetConf;
 use cni_state::documents::{KernelLimit, NetworkRoom};
 use serde_json::Value;
@@ -79,17 +79,19 @@ const LIMITS: &[Limit] = &[
 ];
 
 impl Room {
-    /// The room of the networks in a directory. A file that a runtime cannot load counts as no network.
-    pub(super) fn of(directory: &Path) -> Self {
-        let files = config::load_all(directory).unwrap_or_default();
-        let networks = files.into_iter().filter_map(|file| file.network.ok());
+    /// The room of the networks in these files. A file that a runtime cannot load counts as no network, and the room of
+    /// a network to which no container can be added at the moment is unknown.
+    pub(super) fn of(files: &[FileVerdict]) -> Self {
+        let networks = files.iter().filter_map(|file| file.network.as_ref().ok());
         let capacities = networks.filter_map(|network| {
             let list = network.list();
             let mut first = list.plugins.first()?.clone();
             drop(first.insert("name".to_owned(), Value::from(network.name())));
             drop(first.insert("cniVersion".to_owned(), Value::from(network.version().as_str())));
             let config = NetConf::parse(Value::Object(first).to_string()).ok()?;
-            Some((network.name().to_owned(), Capacity::of(&config).ok()?))
+            // The file of flannel, for instance, may be missing or unreadable.
+            let unknown = Capacity { addresses: None, bridge: None };
+            Some((network.name().to_owned(), Capacity::of(&config).unwrap_or(unknown)))
         });
         Self::sum(capacities)
     }
@@ -130,24 +132,27 @@ impl Room {
 }
 
 /// The current limits. A limit that this namespace or kernel does not show is left out.
-pub(super) fn read(settings: &Path, room: &Room) -> Vec<KernelLimit> {
-    LIMITS.iter().filter_map(|limit| limit.read(settings, room)).collect()
+///
+/// # Errors
+/// [`SysctlError`] of the first that exists and cannot be read.
+pub(super) fn read(settings: &Path, room: &Room) -> Result<Vec<KernelLimit>, SysctlError> {
+    LIMITS.iter().filter_map(|limit| limit.read(settings, room).transpose()).collect()
 }
 
 /// Raises the limits that are too low, and returns them as they are afterwards.
 ///
 /// # Errors
-/// [`SysctlError`] of the first that cannot be written.
+/// [`SysctlError`] of the first that cannot be read or written.
 pub(super) fn raise(settings: &Path, room: &Room) -> Result<Vec<KernelLimit>, SysctlError> {
     for limit in LIMITS {
         // Inside a container, the kernel settings of the whole machine may be missing.
-        let Some(KernelLimit { wanted, .. }) = limit.read(settings, room) else { continue };
+        let Some(KernelLimit { wanted, .. }) = limit.read(settings, room)? else { continue };
         if let Some(former) = sysctl::raise_below(settings, limit.setting, wanted)? {
             let (setting, containers) = (dotted(limit.setting), room.containers);
             log::info!("raised {setting} from {former} to {wanted}, for {containers} containers");
         }
     }
-    Ok(read(settings, room))
+    read(settings, room)
 }
 
 /// The consequence of exceeding a limit.
@@ -157,20 +162,25 @@ pub(super) fn consequence(limit: &KernelLimit) -> &'static str {
 }
 
 impl Limit {
-    fn read(&self, settings: &Path, room: &Room) -> Option<KernelLimit> {
-        let value: u64 = sysctl::get_below(settings, self.setting).ok()?.parse().ok()?;
+    /// None if this namespace or kernel does not show the limit.
+    fn read(&self, settings: &Path, room: &Room) -> Result<Option<KernelLimit>, SysctlError> {
+        let value = match sysctl::get_below(settings, self.setting) {
+            Err(error) if error.is_not_found() => return Ok(None),
+            value => value?,
+        };
+        let Ok(value) = value.parse::<u64>() else { return Ok(None) };
         let bounded = Room {
             networks: Vec::new(),
             containers: room.containers.min(MOST_CONTAINERS),
             on_one_bridge: room.on_one_bridge,
         };
         let wanted = (self.wanted)(&bounded).next_power_of_two().max(value);
-        Some(KernelLimit {
+        Ok(Some(KernelLimit {
             setting: dotted(self.setting),
             value,
             wanted,
             enough_for: (self.enough_for)(value),
-        })
+        }))
     }
 }
 
@@ -225,7 +235,7 @@ mod tests {
         let v4 = |name: &str| format!("net.ipv4.neigh.default.{name}");
         let backlog = "net.core.netdev_max_backlog".to_owned();
         assert_eq!(
-            values(read(dir.path(), &room)),
+            values(read(dir.path(), &room).unwrap()),
             [(v4("gc_thresh3"), 1024, 4096), (v4("gc_thresh2"), 512, 2048), (backlog.clone(), 16384, 16384)]
         );
         assert_eq!(
@@ -242,7 +252,16 @@ mod tests {
         let file = dir.path().join("net/ipv6/neigh/default/gc_thresh3");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "1024\n").unwrap();
-        let limits = read(dir.path(), &room(&[("a", Some(u64::MAX), None)]));
+        let limits = read(dir.path(), &room(&[("a", Some(u64::MAX), None)])).unwrap();
         assert_eq!(limits[0].wanted, 4 * MOST_CONTAINERS);
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_read_is_an_error_and_a_missing_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(dir.path(), &Room::default()).unwrap(), []);
+        std::fs::create_dir_all(dir.path().join("net/core/netdev_max_backlog")).unwrap();
+        read(dir.path(), &Room::default()).unwrap_err();
+        raise(dir.path(), &Room::default()).unwrap_err();
     }
 }

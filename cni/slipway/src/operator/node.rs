@@ -72,14 +72,27 @@ struct State {
 
 /// Sets up the node, or removes what a set-up made, as the task demands, and prints the status.
 pub(super) fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let room = Room::of(&args.conf_dir);
-    let limits = match args.task {
-        Task::Limits => limits::raise(&args.sysctl_dir, &room).map_err(Failure::failed)?,
-        // The programs do not depend on the limits.
-        Task::Setup => limits::raise(&args.sysctl_dir, &room).or_else(|error| {
-            writeln!(err, "slipway node: {error}").map(|()| limits::read(&args.sysctl_dir, &room))
-        })?,
+    // The programs depend neither on the networks nor on the limits.
+    let files = match config::load_all(&args.conf_dir) {
+        Ok(files) => files,
+        Err(error) if args.task == Task::Limits => return Err(Failure::failed(error)),
+        Err(error) => {
+            writeln!(err, "slipway node: {error}")?;
+            Vec::new()
+        }
+    };
+    let room = Room::of(&files);
+    let found = match args.task {
+        Task::Limits | Task::Setup => limits::raise(&args.sysctl_dir, &room),
         Task::Teardown | Task::Status => limits::read(&args.sysctl_dir, &room),
+    };
+    let limits = match found {
+        Ok(limits) => limits,
+        Err(error) if args.task == Task::Limits => return Err(Failure::failed(error)),
+        Err(error) => {
+            writeln!(err, "slipway node: {error}")?;
+            limits::read(&args.sysctl_dir, &room).unwrap_or_default()
+        }
     };
     let state = state_after(args.task, room, limits).map_err(Failure::failed)?;
     if args.task == Task::Setup {

@@ -3,55 +3,58 @@
 //! Other engines that translate or filter the traffic of published ports and masquerade.
 
 use std::fs;
+use std::path::Path;
 
-use cni_dataplane::ebpf::Merging;
+use cni_dataplane::ebpf::{Merging, Status};
 use cni_dataplane::nftables::addresses::{self, AnsweringAddresses};
 use cni_dataplane::{ebpf, node};
 use cni_kernel::ethtool::Switch;
 
-use super::{Finding, State};
+use super::{Finding, State, existing, judged};
 use cni_plugins::node_defaults::NodeDefaults;
 
 /// The file of firewalld's settings.
 const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
 
-fn has_table(name: &str) -> bool {
-    node::foreign_tables().unwrap_or_default().iter().any(|table| table == name)
-}
-
-/// All findings about these engines.
-pub(super) fn findings() -> Vec<Finding> {
-    [services(), order_of_kube_proxy(), strict_forward_ports(), earlier_filters(), holding_rules(), merging()]
-        .into_iter()
-        .flatten()
-        .collect()
+/// All findings about these engines. There is no status if the state of the BPF programs cannot be read, which is a
+/// finding of its own.
+pub(super) fn findings(settings: &NodeDefaults, programs: Option<&Status>) -> Vec<Finding> {
+    let mut found = services();
+    found.extend(order_of_kube_proxy());
+    found.extend(strict_forward_ports(Path::new(FIREWALLD)));
+    found.extend(programs.and_then(earlier_filters));
+    found.extend(programs.and_then(holding_rules));
+    found.extend(merging(settings));
+    found
 }
 
 /// Reports kube-proxy in mode nftables next to ports that iptables publishes, because neither of the two comes first
 /// for certain.
-fn order_of_kube_proxy() -> Option<Finding> {
+fn order_of_kube_proxy() -> Vec<Finding> {
     const WHAT: &str = "published ports of iptables beside kube-proxy's table";
-    let families = match node::ports_of_iptables_beside_kube_proxy() {
-        Ok(families) => families,
-        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
-    };
-    let names: Vec<String> = families.iter().map(ToString::to_string).collect();
-    (!names.is_empty()).then(|| {
-        Finding::new(WHAT, State::Warning, format!("in both: {}", names.join(", ")))
-            .reason(
-                "their chains have one priority: where a Service and a container have one port, the one that was \
-                 started last gets its packets",
-            )
-            .fix("\"backend\": \"nftables\" in the configuration of portmap: then the Service always gets them")
+    judged(WHAT, node::ports_of_iptables_beside_kube_proxy(), |families| {
+        let names: Vec<String> = families.iter().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| {
+            Finding::new(WHAT, State::Warning, format!("in both: {}", names.join(", ")))
+                .reason(
+                    "their chains have one priority: where a Service and a container have one port, the one that was \
+                     started last gets its packets",
+                )
+                .fix("\"backend\": \"nftables\" in the configuration of portmap: then the Service always gets them")
+        })
     })
 }
 
 /// A link with the addresses of Services.
-fn services() -> Option<Finding> {
-    let links = match addresses::links_of_services() {
-        Ok(links) => links,
-        Err(error) => return Some(Finding::new("links of Services", State::Warning, error.to_string())),
-    };
+fn services() -> Vec<Finding> {
+    judged("links of Services", addresses::links_of_services(), |links| {
+        judged("addresses of published ports", addresses::answering(), |answering| {
+            of_services(&links, &answering)
+        })
+    })
+}
+
+fn of_services(links: &[String], answering: &AnsweringAddresses) -> Option<Finding> {
     let outdated = || {
         Finding::new("addresses of published ports", State::Warning, "not the node's present ones")
             .reason(
@@ -62,11 +65,10 @@ fn services() -> Option<Finding> {
             )
     };
     let what = format!("link {}", links.join(", "));
-    match addresses::answering() {
-        Err(error) => Some(Finding::new(what, State::Warning, error.to_string())),
-        Ok(AnsweringAddresses::Outdated) => Some(outdated()),
-        Ok(AnsweringAddresses::Everywhere) => None,
-        Ok(AnsweringAddresses::At(count)) => Some(
+    match answering {
+        AnsweringAddresses::Outdated => Some(outdated()),
+        AnsweringAddresses::Everywhere => None,
+        AnsweringAddresses::At(count) => Some(
             Finding::new(what, State::Note, "exists, with the addresses of Services (kube-proxy's IPVS, kube-router)")
                 .reason(format!(
                     "published ports answer at {count} other addresses and the loopback only; an address that the \
@@ -77,18 +79,20 @@ fn services() -> Option<Finding> {
 }
 
 /// firewalld, if it is set to drop packets that other programs have translated.
-fn strict_forward_ports() -> Option<Finding> {
-    let text = fs::read_to_string(FIREWALLD).ok()?;
-    if !is_strict(&text) {
-        return None;
-    }
-    let state = if has_table("inet firewalld") { State::Warning } else { State::Note };
-    let finding = Finding::new("firewalld, StrictForwardPorts", state, format!("yes, in {FIREWALLD}"));
-    Some(
-        finding
-            .reason("firewalld drops packets that other programs have translated: published ports answer to the node only")
-            .fix("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
-    )
+fn strict_forward_ports(settings: &Path) -> Vec<Finding> {
+    const WHAT: &str = "firewalld, StrictForwardPorts";
+    judged(WHAT, existing(fs::read(settings)), |text| {
+        let text = text.filter(|text| is_strict(&String::from_utf8_lossy(text)));
+        text.map(|_| {
+            // A table that cannot be looked for may be there.
+            let runs = node::foreign_tables()
+                .map_or(true, |tables| tables.iter().any(|table| table == "inet firewalld"));
+            let state = if runs { State::Warning } else { State::Note };
+            Finding::new(WHAT, state, format!("yes, in {}", settings.display()))
+                .reason("firewalld drops packets that other programs have translated: published ports answer to the node only")
+                .fix("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`")
+        })
+    })
 }
 
 /// True if the settings switch it on. firewalld reads `yes` and `true`, in any case.
@@ -101,11 +105,9 @@ fn is_strict(settings: &str) -> bool {
 }
 
 /// Filters that may take packets from the BPF programs.
-fn earlier_filters() -> Option<Finding> {
-    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
-    let filters = ebpf::status(&settings).ok()?.foreign_filters;
-    let found: Vec<String> =
-        filters.iter().filter(|one| !one.is_rate_limit()).map(ToString::to_string).collect();
+fn earlier_filters(programs: &Status) -> Option<Finding> {
+    let filters = programs.foreign_filters.iter();
+    let found: Vec<String> = filters.filter(|one| !one.is_rate_limit()).map(ToString::to_string).collect();
     (!found.is_empty()).then(|| {
         Finding::new("tc filters before the BPF programs", State::Note, found.join("; "))
             .reason("packets to which one gives a final verdict are not carried: nftables serves them")
@@ -117,11 +119,9 @@ fn earlier_filters() -> Option<Finding> {
 }
 
 /// Rules that keep flows from the BPF programs.
-fn holding_rules() -> Option<Finding> {
-    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
-    let rules = ebpf::status(&settings).ok()?.holding_rules;
+fn holding_rules(programs: &Status) -> Option<Finding> {
     let words = |one: &ebpf::HoldingRule| format!("{}: {}: {}", one.flows, one.rule, one.what);
-    let found: Vec<String> = rules.iter().map(words).collect();
+    let found: Vec<String> = programs.holding_rules.iter().map(words).collect();
     (!found.is_empty()).then(|| {
         Finding::new("rules about single packets", State::Note, found.join("; ")).reason(
             "a sample says nothing about the packets between, so the BPF programs carry none of these flows: \
@@ -131,22 +131,23 @@ fn holding_rules() -> Option<Finding> {
 }
 
 /// Uplinks without the UDP GRO forwarding that the settings ask for, for instance since the node booted.
-fn merging() -> Option<Finding> {
+fn merging(settings: &NodeDefaults) -> Vec<Finding> {
     const WHAT: &str = "UDP GRO forwarding";
-    let settings = NodeDefaults::read().unwrap_or_default();
-    settings.udp_gro_forwarding.filter(|wanted| *wanted == Switch::On)?;
-    let devices = match ebpf::merging(&settings.ebpf.uplinks) {
-        Ok(devices) => devices,
-        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
-    };
+    if settings.udp_gro_forwarding != Some(Switch::On) {
+        return Vec::new();
+    }
+    judged(WHAT, ebpf::merging(&settings.ebpf.uplinks), |devices| [of_devices(WHAT, &devices)])
+}
+
+fn of_devices(what: &str, devices: &[Merging]) -> Finding {
     let (on, without): (Vec<_>, Vec<_>) = devices.iter().partition(|one| one.state == Ok(Switch::On));
     let names = |of: &[&Merging]| of.iter().map(|one| one.link.as_str()).collect::<Vec<_>>().join(", ");
-    Some(match without[..] {
-        [] => Finding::ok(WHAT, format!("at {}", names(&on))),
-        _ => Finding::new(WHAT, State::Warning, format!("missing at {}", names(&without)))
+    match without[..] {
+        [] => Finding::ok(what, format!("at {}", names(&on))),
+        _ => Finding::new(what, State::Warning, format!("missing at {}", names(&without)))
             .reason("slipway.json asks for it; without it each datagram passes the rules by itself")
             .fix("`slipway node setup`, which prints the reason where a device cannot do it"),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -160,5 +161,14 @@ mod tests {
         assert!(!is_strict("StrictForwardPorts=yes\nStrictForwardPorts=no"));
         assert!(!is_strict("# StrictForwardPorts=yes\nIPv6_rpfilter=yes"));
         assert!(!is_strict(""));
+    }
+
+    #[test]
+    fn settings_of_firewalld_that_cannot_be_read_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(strict_forward_ports(&folder.path().join("none")), []);
+        let found = strict_forward_ports(folder.path());
+        assert_eq!((found.len(), found[0].state), (1, State::Warning), "{found:?}");
+        assert!(found[0].found.starts_with("could not be read: "), "{found:?}");
     }
 }

@@ -3,7 +3,7 @@
 //! Chains of other programs at the forward hook that drop by default.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use cni_dataplane::iptables::Variant;
 use cni_dataplane::node::{self, ForwardChain};
 use cni_dataplane::{AddressFamily, Backend, Dataplane};
 
-use super::{Finding, State};
+use super::{Finding, State, existing};
 
 /// The consequence of a chain that drops.
 const REASON: &str = "traffic to and from containers passes only if one of its rules accepts it";
@@ -37,7 +37,7 @@ pub(in crate::operator) fn dropping_chains(family: AddressFamily) -> Vec<Droppin
     let mut all: Vec<DroppingChain> = dropping.map(DroppingChain::of_nftables).collect();
     let (command, tables) = legacy_names(family);
     if legacy_tables(tables).is_ok_and(|tables| tables.iter().any(|table| table == "filter"))
-        && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
+        && matches!(legacy_policy(command), Ok(Some(policy)) if policy != "ACCEPT")
     {
         let name = format!("FORWARD of {command}");
         all.push(DroppingChain::of_iptables(Variant::Legacy, family, name));
@@ -46,18 +46,17 @@ pub(in crate::operator) fn dropping_chains(family: AddressFamily) -> Vec<Droppin
 }
 
 fn of_nftables() -> Vec<Finding> {
+    const WHAT: &str = "chains of other programs at the forward hook";
     let chains = match node::forward_chains() {
         Ok(chains) => chains,
-        Err(error) => {
-            return vec![Finding::new("chains at the forward hook", State::Warning, error.to_string())];
-        }
+        Err(error) => return vec![Finding::unread(WHAT, &error)],
     };
     if chains.iter().all(|chain| !chain.drops) {
         let found = match chains.len() {
             0 => "none".to_owned(),
             count => format!("{count}, none drops by default"),
         };
-        return vec![Finding::ok("chains of other programs at the forward hook", found)];
+        return vec![Finding::ok(WHAT, found)];
     }
     let dropping = chains.iter().filter(|chain| chain.drops);
     let of_chain = |chain: &ForwardChain| {
@@ -119,11 +118,8 @@ const fn legacy_names(family: AddressFamily) -> (&'static str, &'static str) {
 
 /// The tables that are loaded. A kernel without legacy iptables has no such list.
 fn legacy_tables(names: &str) -> io::Result<Vec<String>> {
-    match fs::read_to_string(Path::new("/proc/self/net").join(names)) {
-        Ok(text) => Ok(text.split_whitespace().map(str::to_owned).collect()),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    let text = existing(fs::read_to_string(Path::new("/proc/self/net").join(names)))?.unwrap_or_default();
+    Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
 /// The tables of legacy iptables, which nft does not list.
@@ -135,7 +131,7 @@ fn legacy(family: AddressFamily) -> Vec<Finding> {
         Ok(tables) => tables,
         Err(error) => {
             return vec![
-                Finding::new(what, State::Warning, format!("unknown: {error}"))
+                Finding::unread(what, &error)
                     .reason("nft does not list them, and a policy of DROP in one would stop traffic to containers")
                     .fix("run this command as root"),
             ];
@@ -148,25 +144,38 @@ fn legacy(family: AddressFamily) -> Vec<Finding> {
     }
     let chain = format!("{command} FORWARD");
     let policy = match legacy_policy(command) {
-        Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
-        Some(policy) => {
+        Ok(Some(policy)) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
+        Ok(Some(policy)) => {
             let dropping = DroppingChain::of_iptables(Variant::Legacy, family, chain.clone());
             finding(&dropping, chain, format!("policy {policy}"), Some(family))
         }
-        None => Finding::new(chain, State::Warning, "unknown: the command is missing")
-            .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
-            .fix(format!("look at it with `{command} -S FORWARD`")),
+        unknown => {
+            let unread = match unknown {
+                Err(error) => Finding::unread(chain, &error),
+                Ok(_) => Finding::new(chain, State::Warning, "unknown: the command is missing"),
+            };
+            unread
+                .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
+                .fix(format!("look at it with `{command} -S FORWARD`"))
+        }
     };
     vec![active, policy]
 }
 
-/// Asks the command. Call this only if the table is loaded, because asking would load it.
-fn legacy_policy(command: &str) -> Option<String> {
+/// Asks the command. None if there is no such command. Call this only if the table is loaded, because asking would load
+/// it.
+fn legacy_policy(command: &str) -> io::Result<Option<String>> {
     let mut asking = Command::new(command);
-    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = asking.output().ok().filter(|output| output.status.success())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    policy_of(&text).map(ToOwned::to_owned)
+    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null());
+    let Some(output) = existing(asking.output())? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&output.stdout);
+    match policy_of(&text).filter(|_| output.status.success()) {
+        Some(policy) => Ok(Some(policy.to_owned())),
+        None => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(format!("{command}: {}: {}", output.status, complaint.trim())))
+        }
+    }
 }
 
 /// The policy in the output of `iptables -S FORWARD`.

@@ -3,8 +3,9 @@
 //! The state of the host: our own table, rules of other programs, settings, directories.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::fmt::Display;
+use std::path::Path;
+use std::{fs, io};
 
 use cni_dataplane::Error as DataplaneError;
 use cni_dataplane::iptables::{self, Variant};
@@ -13,14 +14,17 @@ use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, FlowtableState};
 use cni_dataplane::node::{self, OwnTable};
 use cni_kernel::AddressFamily;
-use cni_kernel::sysctl;
+use cni_kernel::sysctl::{self, SysctlError};
 use cni_kernel::tables::{Fill, Neighbours};
-use cni_runtime::config;
+use cni_runtime::config::FileVerdict;
 use cni_spec::Attachment;
+use cni_state::documents::KernelLimit;
+use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
-use super::{Finding, State, forward, owners};
+use super::sysctls::{self, value_of};
+use super::{Finding, State, existing, exists, forward, judged, owners};
 use crate::operator::limits::{self, Room};
 use crate::operator::restore::{self, Difference, Differences};
 use cni_plugins::node_defaults::NodeDefaults;
@@ -33,34 +37,39 @@ const FULL_PERCENT: u64 = 80;
 const LITTLE_SPACE: u64 = 16 << 20;
 const FEW_INODES: u64 = 1000;
 
+/// The subject of the findings about neighbours.
+const NEIGHBOURS: &str = "neighbours of all namespaces";
+
 /// The number of containers that a finding names.
 const NAMED: usize = 3;
 
 /// All findings about the host.
-pub(super) fn findings() -> Vec<Finding> {
+pub(super) fn findings(settings: &NodeDefaults, networks: &[FileVerdict]) -> Vec<Finding> {
     let mut found = Vec::new();
+    let unread = |subject: &str, error: &dyn Display| {
+        Finding::unread(subject, &error)
+            .reason("it is unknown whether something that running containers need is missing")
+            .fix("see the error")
+    };
     // Without the runtime's cache the table itself can still be judged.
     let differences = restore::differences().unwrap_or_else(|error| {
-        found.push(
-            Finding::new("running containers", State::Warning, error.to_string())
-                .reason("it is unknown whether something that they need is missing")
-                .fix("see the error"),
-        );
+        found.push(unread("running containers", &error));
         Differences::default()
     });
+    found.extend(differences.unread.iter().map(|(subject, error)| unread(subject, error)));
     found.push(own_table(&differences));
     found.extend(unexpected(&differences));
     found.extend(owners::gone());
-    found.extend(flowtable());
-    found.extend(not_masqueraded());
+    found.extend(flowtable(settings));
+    found.extend(not_masqueraded(settings));
     found.extend(forward::findings());
     found.push(iptables());
     found.extend(foreign_tables());
-    found.extend(settings());
+    found.extend(sysctls::findings(Path::new(sysctl::DIRECTORY)));
     found.extend(flows());
-    found.extend(room(&Room::of(Path::new(config::DIRECTORY)), Path::new(sysctl::DIRECTORY)));
+    found.extend(room(&Room::of(networks), Path::new(sysctl::DIRECTORY)));
     found.extend(neighbours());
-    found.extend(flow_writer(Path::new("/proc")));
+    found.extend(flow_writer(Path::new("/proc"), settings.flow_search));
     found.push(state_dir(Path::new(STATE_DIR)));
     found
 }
@@ -90,9 +99,13 @@ fn own_table(differences: &Differences) -> Finding {
                 .reason("published ports may not answer")
                 .fix("`slipway restore`, or the next container that is added, repairs it")
         }
-        Err(error) => Finding::new(what, State::Missing, error.to_string())
-            .reason("published ports and masquerade are its elements")
-            .fix("see the error"),
+        Err(error) => {
+            let found = match error {
+                DataplaneError::Kernel { .. } => Finding::unread(what, &error),
+                _ => Finding::new(what, State::Missing, error.to_string()),
+            };
+            found.reason("published ports and masquerade are its elements").fix("see the error")
+        }
     }
 }
 
@@ -129,15 +142,9 @@ fn unexpected(differences: &Differences) -> Vec<Finding> {
 }
 
 /// The flowtable, if the node's settings ask for one or one exists.
-fn flowtable() -> Option<Finding> {
+fn flowtable(settings: &NodeDefaults) -> Vec<Finding> {
     const WHAT: &str = "flowtable";
-    // A mistake in the file is a finding of its own.
-    let wanted = NodeDefaults::read().unwrap_or_default().flowtable.is_some();
-    let present = match offload::state() {
-        Ok(present) => present,
-        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
-    };
-    match (wanted, present) {
+    judged(WHAT, offload::state(), |present| match (settings.flowtable.is_some(), present) {
         (false, FlowtableState::None) => None,
         (false, FlowtableState::At(_)) => Some(
             Finding::new(WHAT, State::Note, "exists, but slipway.json no longer asks for it")
@@ -154,27 +161,27 @@ fn flowtable() -> Option<Finding> {
                 .reason("slipway.json asks for it; without it every packet goes through all chains")
                 .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
         }),
-    }
+    })
 }
 
 /// The node's networks that are exempt from masquerade, and the containers that were added with another list.
-fn not_masqueraded() -> Option<Finding> {
+fn not_masqueraded(settings: &NodeDefaults) -> Vec<Finding> {
     const WHAT: &str = "networks that are not masqueraded";
-    // A mistake in the file is a finding of its own.
-    let networks = NodeDefaults::read().unwrap_or_default().non_masquerade;
+    let networks = &settings.non_masquerade;
     if networks.is_empty() {
-        return None;
+        return Vec::new();
     }
     let names: Vec<String> = networks.iter().map(ToString::to_string).collect();
     let names = names.join(", ");
-    Some(match exempt::containers_without(&networks) {
-        Ok(0) => Finding::ok(WHAT, names),
-        Ok(count) => {
-            Finding::new(WHAT, State::Warning, format!("{names}; containers with another list: {count}"))
-                .reason("they reach these networks with an address of the node")
-                .fix("`slipway restore`")
-        }
-        Err(error) => Finding::new(WHAT, State::Warning, error.to_string()),
+    judged(WHAT, exempt::containers_without(networks), |others| {
+        [match others {
+            0 => Finding::ok(WHAT, names),
+            count => {
+                Finding::new(WHAT, State::Warning, format!("{names}; containers with another list: {count}"))
+                    .reason("they reach these networks with an address of the node")
+                    .fix("`slipway restore`")
+            }
+        }]
     })
 }
 
@@ -183,7 +190,11 @@ fn iptables() -> Finding {
     let what = "backend iptables";
     let why = "published ports, masquerade and firewall with \"backend\": \"iptables\"";
     let note = |error: DataplaneError| {
-        Finding::new(what, State::Note, error.to_string())
+        let found = match error {
+            DataplaneError::Kernel { .. } => Finding::unread(what, &error),
+            _ => Finding::new(what, State::Note, error.to_string()),
+        };
+        found
             .reason(why)
             .fix("nothing to do unless a network uses that backend; without a choice, nftables is used")
     };
@@ -204,24 +215,41 @@ fn iptables() -> Finding {
 }
 
 /// Reports conntrackd, because it writes flows into conntrack that our table has not seen.
-fn flow_writer(processes: &Path) -> Option<Finding> {
+fn flow_writer(processes: &Path, search: FlowSearch) -> Vec<Finding> {
     const NAME: &str = "conntrackd";
-    let is_named = |entry: fs::DirEntry| {
-        fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == NAME)
-    };
-    fs::read_dir(processes).ok()?.filter_map(Result::ok).map(is_named).find(|named| *named)?;
-    Some(match NodeDefaults::read().unwrap_or_default().flow_search {
-        FlowSearch::Always => Finding::ok(NAME, "runs; conntrack is searched for each UDP port"),
-        FlowSearch::Seen => Finding::new(NAME, State::Warning, "runs")
-            .reason(
-                "UDP flows that it writes into conntrack may keep their translation when a port is published",
-            )
-            .fix("\"searchUdpFlows\": \"always\" in /etc/cni/slipway.json"),
+    judged(NAME, runs(processes, NAME), |runs| {
+        runs.then(|| match search {
+            FlowSearch::Always => Finding::ok(NAME, "runs; conntrack is searched for each UDP port"),
+            FlowSearch::Seen => Finding::new(NAME, State::Warning, "runs")
+                .reason(
+                    "UDP flows that it writes into conntrack may keep their translation when a port is published",
+                )
+                .fix("\"searchUdpFlows\": \"always\" in /etc/cni/slipway.json"),
+        })
     })
 }
 
+/// True if one of the processes has this name.
+fn runs(processes: &Path, name: &str) -> io::Result<bool> {
+    let mut unread = None;
+    for entry in fs::read_dir(processes)? {
+        let file = entry?.path().join("comm");
+        match existing(fs::read(&file)) {
+            Ok(Some(found)) if found.trim_ascii_end() == name.as_bytes() => return Ok(true),
+            Ok(_) => {}
+            // The process ended after its file was opened.
+            Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => {}
+            Err(error) => unread = Some(io::Error::new(error.kind(), format!("{}: {error}", file.display()))),
+        }
+    }
+    unread.map_or(Ok(false), Err)
+}
+
 fn foreign_tables() -> Vec<Finding> {
-    let tables = node::foreign_tables().unwrap_or_default();
+    judged("tables of other programs", node::foreign_tables(), |tables| of_tables(&tables))
+}
+
+fn of_tables(tables: &[String]) -> Vec<Finding> {
     let known = [
         (
             "inet firewalld",
@@ -258,141 +286,49 @@ fn foreign_tables() -> Vec<Finding> {
         .collect()
 }
 
-/// A setting of the kernel, its purpose, and the judgement of its values.
-struct Setting {
-    name: &'static str,
-    why: &'static str,
-    judge: fn(&str) -> (State, &'static str),
-}
-
-const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "net/ipv4/ip_forward",
-        why: "packets between containers and other hosts are forwarded",
-        judge: |value| match value {
-            "1" => (State::Ok, "on"),
-            _ => (State::Note, "off: a bridge that is a gateway switches it on"),
-        },
-    },
-    Setting {
-        name: "net/ipv6/conf/all/forwarding",
-        why: "packets between containers and other hosts are forwarded",
-        judge: |value| match value {
-            "1" => (State::Ok, "on"),
-            _ => (State::Note, "off: a bridge that is an IPv6 gateway switches it on"),
-        },
-    },
-    Setting {
-        name: "net/ipv4/conf/all/route_localnet",
-        why: "127.0.0.1 of the node must not be reachable from outside; Slipway sets it for single links only",
-        judge: |value| match value {
-            "0" => (State::Ok, "off"),
-            _ => (
-                State::Warning,
-                "on for every interface: switch it off, unless something else guards 127.0.0.0/8",
-            ),
-        },
-    },
-    Setting {
-        name: "net/ipv4/conf/all/rp_filter",
-        why: "strict filtering drops packets that arrive on another interface than replies would leave by",
-        judge: |value| match value {
-            "1" => (State::Note, "strict: traffic with asymmetric routes is dropped"),
-            "2" => (State::Ok, "loose"),
-            _ => (State::Ok, "off"),
-        },
-    },
-    Setting {
-        name: "net/bridge/bridge-nf-call-iptables",
-        why: "with it, frames between containers on one bridge pass the forward chains as well",
-        judge: |value| match value {
-            "0" => (State::Ok, "off"),
-            _ => (
-                State::Note,
-                "on: forward chains of other programs see traffic within a bridge, and a container \
-                 reaches its own published port only with hairpinMode",
-            ),
-        },
-    },
-    Setting {
-        name: "net/bridge/bridge-nf-call-ip6tables",
-        why: "while it is on, [::1]:hostPort does not answer: the bridge translates replies too early",
-        judge: |value| match value {
-            "0" => (State::Ok, "off"),
-            _ => (
-                State::Warning,
-                "on: published ports do not answer on [::1]; set it to 0 if nothing needs it",
-            ),
-        },
-    },
-];
-
-fn settings() -> Vec<Finding> {
-    let mut found: Vec<Finding> = SETTINGS
-        .iter()
-        .filter_map(|setting| {
-            // A missing setting belongs to a module that is not loaded.
-            let value = sysctl::get(setting.name).ok()?;
-            let (state, words) = (setting.judge)(&value);
-            Some(Finding::new(setting.name, state, format!("{value} ({words})")).reason(setting.why))
+fn flows() -> Vec<Finding> {
+    const WHAT: &str = "tracked flows";
+    judged(WHAT, Fill::of_flows(), |fill| {
+        fill.map(|fill| {
+            let state = if fill.reaches(FULL_PERCENT) { State::Warning } else { State::Ok };
+            let Fill { entries, limit } = fill;
+            Finding::new(WHAT, state, format!("{entries} of at most {limit}"))
+                .reason("when the table is full, new connections are dropped")
+                .fix("raise net.netfilter.nf_conntrack_max")
         })
-        .collect();
-    found.extend(local_ports());
-    found
-}
-
-/// The ports of the node's own connections.
-fn local_ports() -> Option<Finding> {
-    const WHY: &str = "an outgoing connection and a published port of the same number do not collide, \
-                       but a published port hides a server of the node with the same port";
-    let range = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
-    let mut ends = range.split_whitespace();
-    let (first, last) = (ends.next()?, ends.next()?);
-    let reserved = sysctl::get("net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    let reserved =
-        if reserved.is_empty() { "none reserved".to_owned() } else { format!("reserved: {reserved}") };
-    let found = format!("{first} to {last} are the node's own for outgoing connections, {reserved}");
-    Some(
-        Finding::new("ports free for publishing", State::Note, found)
-            .reason(WHY)
-            .fix("publish ports outside of the range, or list them in net.ipv4.ip_local_reserved_ports"),
-    )
-}
-
-fn flows() -> Option<Finding> {
-    let fill = Fill::of_flows()?;
-    let state = if fill.reaches(FULL_PERCENT) { State::Warning } else { State::Ok };
-    let Fill { entries, limit } = fill;
-    Some(
-        Finding::new("tracked flows", state, format!("{entries} of at most {limit}"))
-            .reason("when the table is full, new connections are dropped")
-            .fix("raise net.netfilter.nf_conntrack_max"),
-    )
+    })
 }
 
 /// The containers that the networks have room for, and the kernel limit that is reached first.
-fn room(room: &Room, settings: &Path) -> Option<Finding> {
+fn room(room: &Room, settings: &Path) -> Vec<Finding> {
     const WHAT: &str = "room for containers";
     if room.networks.is_empty() {
-        return None;
+        return Vec::new();
     }
+    let read = || {
+        let flows = value_of(settings, "net/netfilter/nf_conntrack_max")?;
+        Ok::<_, SysctlError>((
+            limits::read(settings, room)?,
+            flows.and_then(|flows| flows.parse::<u64>().ok()),
+        ))
+    };
+    judged(WHAT, read(), |(limits, flows)| [of_room(WHAT, room, &limits, flows)])
+}
+
+fn of_room(what: &str, room: &Room, limits: &[KernelLimit], flows: Option<u64>) -> Finding {
     let words = format!("{} ({})", room.containers, room.words());
-    let limits = limits::read(settings, room);
     let first = limits
         .iter()
         .filter_map(|limit| Some((limit.enough_for?, limit)))
         .filter(|(enough_for, limit)| *enough_for < room.containers && limit.value < limit.wanted)
         .min_by_key(|(enough_for, _)| *enough_for);
-    let per_container = |name: &str| {
-        Some(sysctl::get_below(settings, name).ok()?.parse::<u64>().ok()? / room.containers.max(1))
-    };
-    let flows = per_container("net/netfilter/nf_conntrack_max")
-        .map(|flows| format!("conntrack has room for {flows} flows of each"))
+    let flows = flows
+        .map(|flows| format!("conntrack has room for {} flows of each", flows / room.containers.max(1)))
         .unwrap_or_default();
-    Some(match first {
-        None => Finding::ok(WHAT, words).reason(flows),
+    match first {
+        None => Finding::ok(what, words).reason(flows),
         Some((enough_for, limit)) => Finding::new(
-            WHAT,
+            what,
             State::Warning,
             format!("{words}; {} = {} is enough for {enough_for}", limit.setting, limit.value),
         )
@@ -401,13 +337,17 @@ fn room(room: &Room, settings: &Path) -> Option<Finding> {
             "`slipway node limits`; to keep it after a reboot, {} = {} in a file below /etc/sysctl.d",
             limit.setting, limit.wanted
         )),
-    })
+    }
 }
 
 /// The tables of neighbours, if one is almost full or was.
 fn neighbours() -> Vec<Finding> {
-    let judged = |family| neighbour_table(Neighbours::of(family)?, Neighbours::setting(family));
-    AddressFamily::BOTH.into_iter().filter_map(judged).collect()
+    let of = |family| {
+        judged(NEIGHBOURS, Neighbours::of(family), |table| {
+            table.and_then(|table| neighbour_table(table, Neighbours::setting(family)))
+        })
+    };
+    AddressFamily::BOTH.into_iter().flat_map(of).collect()
 }
 
 fn neighbour_table(table: Neighbours, setting: &str) -> Option<Finding> {
@@ -420,7 +360,7 @@ fn neighbour_table(table: Neighbours, setting: &str) -> Option<Finding> {
     let found =
         format!("{entries} of at most {limit}; {refused} packets had no room since the node has booted");
     Some(
-        Finding::new("neighbours of all namespaces", State::Warning, found)
+        Finding::new(NEIGHBOURS, State::Warning, found)
             .reason("each running container of a bridge takes one on the node, and each pair of containers that talk two")
             .fix(format!("sysctl -w {setting}={}, and set it in /etc/sysctl.d", (limit * 4).max(16_384))),
     )
@@ -428,12 +368,18 @@ fn neighbour_table(table: Neighbours, setting: &str) -> Option<Finding> {
 
 fn state_dir(path: &Path) -> Finding {
     let what = format!("state directory {}", path.display());
-    // host-local creates the directory for the first container, hence its parent counts.
-    let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()).map(PathBuf::from) else {
-        return Finding::new(what, State::Missing, "no parent directory");
-    };
     let why = "host-local's reservations are there";
-    if let Err(errno) = access(&existing, AccessFlags::W_OK | AccessFlags::X_OK) {
+    // host-local creates the directory for the first container, hence its parent counts.
+    let existing = path.ancestors().find_map(|ancestor| match exists(ancestor) {
+        Ok(there) => there.then_some(Ok(ancestor)),
+        Err(error) => Some(Err(error)),
+    });
+    let existing = match existing {
+        Some(Ok(existing)) => existing,
+        Some(Err(error)) => return Finding::unread(what, &error).reason(why),
+        None => return Finding::new(what, State::Missing, "no parent directory"),
+    };
+    if let Err(errno) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {
         return Finding::new(
             what,
             State::Missing,
@@ -442,9 +388,9 @@ fn state_dir(path: &Path) -> Finding {
         .reason(why)
         .fix("mount it writable, or set ipam.dataDir");
     }
-    let status = match statvfs(&existing) {
+    let status = match statvfs(existing) {
         Ok(status) => status,
-        Err(errno) => return Finding::new(what, State::Warning, errno.to_string()).reason(why),
+        Err(errno) => return Finding::unread(what, &errno).reason(why),
     };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Finding::new(what, State::Missing, "on a read-only file system")
@@ -466,7 +412,10 @@ fn state_dir(path: &Path) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use cni_state::documents::NetworkRoom;
+
     use super::*;
+    use crate::operator::check_node::tests::is_unread;
 
     #[test]
     fn a_directory_that_can_be_created_is_ok() {
@@ -474,6 +423,8 @@ mod tests {
         assert_eq!(state_dir(dir.path()).state, State::Ok);
         let inner = state_dir(&dir.path().join("a/b"));
         assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "does not exist yet, can be created"));
+        std::os::unix::fs::symlink("circle", dir.path().join("circle")).unwrap();
+        is_unread(&[state_dir(&dir.path().join("circle/a"))]);
     }
 
     #[test]
@@ -497,17 +448,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("17")).unwrap();
         fs::write(dir.path().join("17/comm"), "conntrack\n").unwrap();
-        assert_eq!(flow_writer(dir.path()), None);
+        fs::create_dir_all(dir.path().join("sys")).unwrap();
+        let found = || flow_writer(dir.path(), FlowSearch::Seen);
+        assert_eq!(found(), []);
         fs::write(dir.path().join("17/comm"), "conntrackd\n").unwrap();
-        assert_eq!(flow_writer(dir.path()).unwrap().state, State::Warning);
+        assert_eq!((found()[0].state, found()[0].found.as_str()), (State::Warning, "runs"));
+        fs::write(dir.path().join("17/comm"), "other\n").unwrap();
+        fs::create_dir_all(dir.path().join("18/comm")).unwrap();
+        is_unread(&found());
+        is_unread(&flow_writer(&dir.path().join("none"), FlowSearch::Seen));
     }
 
     #[test]
-    fn each_value_of_a_setting_is_judged() {
-        for setting in SETTINGS {
-            for value in ["0", "1", "2"] {
-                assert!(!(setting.judge)(value).1.is_empty(), "{}", setting.name);
-            }
+    fn a_limit_that_cannot_be_read_does_not_count_as_enough() {
+        let dir = tempfile::tempdir().unwrap();
+        let networks = vec![NetworkRoom { name: "a".to_owned(), addresses: Some(9), bridge: None }];
+        let small = Room { networks, containers: 9, on_one_bridge: 0 };
+        assert_eq!(room(&small, dir.path())[0].state, State::Ok);
+        for name in ["net/ipv4/neigh/default/gc_thresh3", "net/netfilter/nf_conntrack_max"] {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+            is_unread(&room(&small, dir.path()));
+            fs::remove_dir(dir.path().join(name)).unwrap();
         }
     }
 }

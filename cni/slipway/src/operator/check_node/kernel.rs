@@ -2,18 +2,21 @@
 
 //! The features of the kernel, probed in a network namespace of their own.
 
+use std::io;
 use std::path::Path;
 
-use cni_dataplane::BackendName;
 use cni_dataplane::ebpf::{self, Status};
 use cni_dataplane::node::{self, Feature, Need};
+use cni_dataplane::{BackendName, Error};
+use cni_kernel::is_transient;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{NewBridge, NewVeth, RouteError, RouteSocket, VlanFiltering};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::statfs::{BPF_FS_MAGIC, FsType, statfs};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::sys::utsname::uname;
 
-use super::{Finding, State};
+use super::{Finding, State, existing, exists, judged};
 use cni_plugins::node_defaults::NodeDefaults;
 
 /// Kinds of links that single plugins need, and these plugins.
@@ -27,12 +30,11 @@ const OPTIONAL_KINDS: [(&str, &str, &str); 6] = [
 ];
 
 /// All findings about the kernel.
-pub(super) fn findings() -> Vec<Finding> {
-    let mut found = Vec::new();
-    if let Ok(name) = nix::sys::utsname::uname() {
+pub(super) fn findings(settings: &NodeDefaults, programs: &Result<Status, Error>) -> Vec<Finding> {
+    let mut found = judged("kernel", uname(), |name| {
         let (release, machine) = (name.release().to_string_lossy(), name.machine().to_string_lossy());
-        found.push(Finding::new("kernel", State::Note, format!("Linux {release} {machine}")));
-    }
+        [Finding::new("kernel", State::Note, format!("Linux {release} {machine}"))]
+    });
     let tried = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, in_own_namespace);
         thread.map_or_else(
@@ -42,6 +44,11 @@ pub(super) fn findings() -> Vec<Finding> {
     });
     match tried {
         Ok(Ok(more)) => found.extend(more),
+        Ok(Err(errno)) if is_transient(errno) => found.push(
+            Finding::unread("a network namespace for probes", &errno)
+                .reason("without one the kernel cannot be probed")
+                .fix("run this again when the system has more memory, descriptors or threads"),
+        ),
         Ok(Err(errno)) => found.push(
             Finding::new("a network namespace for probes", State::Missing, errno.to_string())
                 .reason("without one the kernel cannot be probed, and no container can have one")
@@ -49,7 +56,7 @@ pub(super) fn findings() -> Vec<Finding> {
         ),
         Err(_) => found.push(Finding::new("kernel features", State::Missing, "the probe failed")),
     }
-    found.extend(bpf());
+    found.extend(bpf(settings, programs));
     found
 }
 
@@ -131,12 +138,13 @@ fn links() -> Result<Vec<Finding>, RouteError> {
 fn tun() -> Finding {
     const DEVICE: &str = "/dev/net/tun";
     let (what, why) = ("tun and tap links", "the tap plugin");
-    if Path::new(DEVICE).exists() {
-        return Finding::ok(what, DEVICE).reason(why);
+    match exists(Path::new(DEVICE)) {
+        Ok(true) => Finding::ok(what, DEVICE).reason(why),
+        Ok(false) => Finding::new(what, State::Note, format!("no {DEVICE}"))
+            .reason(format!("only {why} needs them"))
+            .fix("a kernel (or its modules) with TUN"),
+        Err(error) => Finding::unread(what, &error).reason(format!("only {why} needs them")),
     }
-    Finding::new(what, State::Note, format!("no {DEVICE}"))
-        .reason(format!("only {why} needs them"))
-        .fix("a kernel (or its modules) with TUN")
 }
 
 fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<(), RouteError>) -> Finding {
@@ -149,11 +157,8 @@ fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<()
 }
 
 /// The BPF programs. Without them nftables serves the containers of the eBPF backend.
-fn programs() -> Vec<Finding> {
-    // A mistake in the file is a finding of its own.
-    let defaults = NodeDefaults::read().unwrap_or_default();
-    let wanted = [defaults.backend, defaults.ip_masq_backend].contains(&Some(BackendName::Ebpf));
-    let found = ebpf::status(&defaults.ebpf);
+fn programs(settings: &NodeDefaults, found: &Result<Status, Error>) -> Vec<Finding> {
+    let wanted = [settings.backend, settings.ip_masq_backend].contains(&Some(BackendName::Ebpf));
     let at_uplinks = found.as_ref().ok().and_then(at_uplinks);
     let loaded = programs_loaded(found, if wanted { State::Warning } else { State::Note });
     [Some(loaded), at_uplinks].into_iter().flatten().collect()
@@ -172,9 +177,18 @@ fn at_uplinks(status: &Status) -> Option<Finding> {
 }
 
 /// The loaded programs. `otherwise` is the state if there are none.
-fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State) -> Finding {
+fn programs_loaded(found: &Result<Status, Error>, otherwise: State) -> Finding {
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
     match found {
+        Err(error @ Error::NoEbpf(_)) => {
+            let fix = "run plugins in the network namespace that the programs serve";
+            Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
+        }
+        // All other findings about the programs come from the same state.
+        Err(error) => {
+            let fix = "`slipway node teardown`, then `slipway node setup`";
+            Finding::unread(what, error).reason(why).fix(fix)
+        }
         _ if ebpf::object().is_none() => {
             let fix = "build with `cargo xtask build`, which fetches the compiler";
             Finding::new(what, otherwise, "not in this binary").reason(why).fix(fix)
@@ -203,33 +217,30 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
             let found = format!("{} containers, uplinks {}", status.containers, status.uplinks.join(", "));
             Finding::ok(what, found).reason(why)
         }
-        Err(error @ cni_dataplane::Error::NoEbpf(_)) => {
-            let fix = "run plugins in the network namespace that the programs serve";
-            Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
-        }
-        Err(error) => {
-            let fix = "`slipway node teardown`, then `slipway node setup`";
-            Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
-        }
     }
 }
 
 /// The requirements of BPF programs. The nftables backend needs none of them.
-fn bpf() -> Vec<Finding> {
+fn bpf(settings: &NodeDefaults, status: &Result<Status, Error>) -> Vec<Finding> {
     const WHY: &str = "only the eBPF backend needs it";
-    let is = |path: &str, kind: FsType| {
-        statfs(Path::new(path)).is_ok_and(|status| status.filesystem_type() == kind)
+    const MOUNT: &str = "/sys/fs/bpf";
+    const BTF: &str = "/sys/kernel/btf/vmlinux";
+    let finding = |what: &str, path: &str, is_there: io::Result<bool>, fix: &str| match is_there {
+        Ok(true) => Finding::ok(what, path).reason(WHY),
+        Ok(false) => Finding::new(what, State::Note, "not found").reason(WHY).fix(fix),
+        Err(error) => Finding::unread(what, &error).reason(WHY),
     };
-    let finding = |what: &str, found: Option<&str>, fix: &str| match found {
-        Some(path) => Finding::ok(what, path).reason(WHY),
-        None => Finding::new(what, State::Note, "not found").reason(WHY).fix(fix),
-    };
-    let bpffs = Some("/sys/fs/bpf").filter(|path| is(path, BPF_FS_MAGIC));
-    let btf = Some("/sys/kernel/btf/vmlinux").filter(|path| Path::new(path).exists());
-    let mut found = programs();
+    let kind = existing(statfs(MOUNT).map(|status| status.filesystem_type()).map_err(io::Error::from));
+    let is_mounted = kind.map(|kind| kind == Some(BPF_FS_MAGIC));
+    let mut found = programs(settings, status);
     found.extend([
-        finding("BPF file system", bpffs, "mount -t bpf bpf /sys/fs/bpf"),
-        finding("type information of the kernel (BTF)", btf, "a kernel with DEBUG_INFO_BTF"),
+        finding("BPF file system", MOUNT, is_mounted, "mount -t bpf bpf /sys/fs/bpf"),
+        finding(
+            "type information of the kernel (BTF)",
+            BTF,
+            exists(Path::new(BTF)),
+            "a kernel with DEBUG_INFO_BTF",
+        ),
     ]);
     found
 }

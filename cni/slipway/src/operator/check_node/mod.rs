@@ -11,10 +11,15 @@ mod kernel;
 mod networks;
 mod owners;
 mod routers;
+mod sysctls;
 mod translations;
 
-use std::io::{self, Write};
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
+use cni_dataplane::ebpf;
+use cni_runtime::config;
 use cni_state::documents::{self, CheckNode};
 pub(super) use forward::dropping_chains;
 pub(super) use translations::advice;
@@ -46,7 +51,7 @@ enum State {
     Ok,
     /// Worth knowing; nothing to do.
     Note,
-    /// Something optional is missing, or another program may be in the way.
+    /// Something optional is missing, another program may be in the way, or nobody knows.
     Warning,
     /// Something required is missing.
     Missing,
@@ -87,6 +92,12 @@ impl Finding {
         Self::new(subject, State::Ok, found)
     }
 
+    /// Something that could not be read, so nobody knows whether there is something to do. The finding stands for all
+    /// that would have been found.
+    fn unread(subject: impl Into<String>, error: &impl Display) -> Self {
+        Self::new(subject, State::Warning, format!("could not be read: {error}"))
+    }
+
     fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = reason.into();
         self
@@ -98,14 +109,46 @@ impl Finding {
     }
 }
 
+/// Judges what was read, or says that it could not be read.
+fn judged<T, F: IntoIterator<Item = Finding>>(
+    subject: &str,
+    read: Result<T, impl Display>,
+    judge: impl FnOnce(T) -> F,
+) -> Vec<Finding> {
+    match read {
+        Ok(found) => judge(found).into_iter().collect(),
+        Err(error) => vec![Finding::unread(subject, &error)],
+    }
+}
+
+/// None for something that does not exist.
+fn existing<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// True if the path leads to something.
+fn exists(path: &Path) -> io::Result<bool> {
+    existing(path.metadata()).map(|found| found.is_some())
+}
+
 /// Checks the node and prints the findings. The exit code is 1 if something required is missing.
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let mut findings = kernel::findings();
-    findings.extend(configuration::findings());
-    findings.extend(networks::findings());
-    findings.extend(host::findings());
+    // Several checks need the settings, the networks and the state of the programs. They are read once, so a failure is
+    // one finding.
+    let (settings, about_settings) = configuration::settings();
+    let (networks, about_networks) = configuration::networks(Path::new(config::DIRECTORY));
+    let programs = ebpf::status(&settings.ebpf);
+    let mut findings = kernel::findings(&settings, &programs);
+    findings.extend(about_settings);
+    findings.extend(about_networks);
+    findings.extend(networks::findings(&networks));
+    findings.extend(host::findings(&settings, &networks));
     findings.extend(routers::findings());
-    findings.extend(engines::findings());
+    findings.extend(engines::findings(&settings, programs.as_ref().ok()));
     findings.extend(translations::findings());
     if args.output.json() {
         json::print(document(&findings), out)?;
@@ -151,6 +194,39 @@ fn document(findings: &[Finding]) -> CheckNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Asserts that these findings are about what could not be read.
+    #[track_caller]
+    pub(super) fn is_unread(found: &[Finding]) {
+        let all = || found.iter().all(|one| one.found.starts_with("could not be read: "));
+        assert!(!found.is_empty() && all(), "{found:?}");
+        assert!(found.iter().all(|one| one.state == State::Warning), "{found:?}");
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_a_warning() {
+        let found =
+            |read: io::Result<u32>| judged("a", read, |number| (number > 1).then(|| Finding::ok("a", "b")));
+        assert_eq!(found(Ok(1)), []);
+        assert_eq!(found(Ok(2)), [Finding::ok("a", "b")]);
+        let unread = found(Err(io::Error::other("no more descriptors")));
+        is_unread(&unread);
+        assert!(unread[0].found.ends_with(": no more descriptors"), "{unread:?}");
+        assert!(is_ok(&unread), "a warning is not a failure");
+    }
+
+    #[test]
+    fn only_what_does_not_exist_counts_as_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        assert!(exists(&file).unwrap());
+        assert!(!exists(&folder.path().join("none")).unwrap());
+        assert!(!exists(&file.join("below")).unwrap());
+        exists(&circle).unwrap_err();
+    }
 
     #[test]
     fn reasons_are_printed_where_something_is_to_be_done() {

@@ -6,20 +6,20 @@ use std::path::Path;
 
 use cni_plugins::registry;
 use cni_plugins::skel;
-use cni_runtime::{Network, config};
+use cni_runtime::Network;
+use cni_runtime::config::FileVerdict;
 use serde_json::{Map, Value};
 
-use super::{Finding, State};
+use super::{Finding, State, judged};
 use crate::netavark;
 
 /// The version of a STATUS. Configurations of earlier versions have the same keys.
 const VERSION: &str = "1.1.0";
 
 /// All findings about networks.
-pub(super) fn findings() -> Vec<Finding> {
-    let files = config::load_all(Path::new(config::DIRECTORY)).unwrap_or_default();
-    let networks = files.into_iter().filter_map(|file| file.network.ok());
-    let mut found: Vec<Finding> = networks.flat_map(|network| of_network(&network)).collect();
+pub(super) fn findings(files: &[FileVerdict]) -> Vec<Finding> {
+    let networks = files.iter().filter_map(|file| file.network.as_ref().ok());
+    let mut found: Vec<Finding> = networks.flat_map(of_network).collect();
     found.extend(podmans(Path::new(netavark::CONFIGURATIONS)));
     found
 }
@@ -53,10 +53,18 @@ fn of_network(network: &Network) -> Vec<Finding> {
 
 /// podman's networks that an earlier version created.
 fn podmans(directory: &Path) -> Vec<Finding> {
-    let finding = |path: &std::path::PathBuf| {
-        Finding::new(format!("podman's network in {}", path.display()), State::Note, "open: it has no option isolate")
-            .reason("an earlier version of Slipway created it; podman 6 keeps networks without the option apart from all others")
-            .fix("add \"isolate\": \"strict\" or \"false\" to its \"options\", and start its containers again")
-    };
-    netavark::open_since_an_earlier_version(directory).iter().map(finding).collect()
+    judged("podman's networks", netavark::stored_networks(directory), |paths| {
+        paths.into_iter().flat_map(|path| of_podman(&path)).collect::<Vec<_>>()
+    })
+}
+
+fn of_podman(path: &Path) -> Vec<Finding> {
+    let subject = format!("podman's network in {}", path.display());
+    judged(&subject, netavark::is_open_since_an_earlier_version(path), |is_open| {
+        is_open.then(|| {
+            Finding::new(&subject, State::Note, "open: it has no option isolate")
+                .reason("an earlier version of Slipway created it; podman 6 keeps networks without the option apart from all others")
+                .fix("add \"isolate\": \"strict\" or \"false\" to its \"options\", and start its containers again")
+        })
+    })
 }

@@ -2,23 +2,30 @@
 
 //! Owners whose container is gone and that no DEL has removed.
 
+use std::fmt::Display;
+
 use cni_dataplane::Owner;
-use cni_dataplane::owner_search;
+use cni_dataplane::owner_search::{self, GoneOwners};
 
 use super::{Finding, State};
 
+/// The subject of the findings.
+const WHAT: &str = "owners";
 /// The number of owners that the finding names.
 const NAMED: usize = 3;
 
 /// The owners whose namespace is gone; none if there are none.
-pub(super) fn gone() -> Option<Finding> {
+pub(super) fn gone() -> Vec<Finding> {
+    let unread = |error: &dyn Display| {
+        Finding::unread(WHAT, &error)
+            .reason("it is unknown whether containers that are gone have left something")
+            .fix("see the error")
+    };
     match owner_search::gone() {
-        Ok(owners) => finding(&owners),
-        Err(error) => Some(
-            Finding::new("owners", State::Warning, error.to_string())
-                .reason("it is unknown whether containers that are gone have left something")
-                .fix("see the error"),
-        ),
+        Ok(GoneOwners { owners, unknown }) => {
+            finding(&owners).into_iter().chain(unknown.first().map(|error| unread(error))).collect()
+        }
+        Err(error) => vec![unread(&error)],
     }
 }
 
@@ -35,7 +42,7 @@ fn finding(owners: &[Owner]) -> Option<Finding> {
         fix.push_str(&format!(", and the same for {others} more; or a GC by the runtime"));
     }
     Some(
-        Finding::new("owners", State::Warning, found)
+        Finding::new(WHAT, State::Warning, found)
             .reason("no DEL came for them: their ports and addresses stay reserved until another container asks for them")
             .fix(fix),
     )

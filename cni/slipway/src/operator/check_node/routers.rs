@@ -4,15 +4,14 @@
 
 use cni_kernel::route::{Link, RouteSocket};
 
-use super::{Finding, State};
+use super::{Finding, State, judged};
 
 /// A finding for each link on which a router was learnt before forwarding was switched on by another program. (A plugin
 /// keeps these routes, see `cni_kernel::forwarding`.)
 pub(super) fn findings() -> Vec<Finding> {
-    match RouteSocket::open().and_then(|route| route.links()) {
-        Ok(links) => links.iter().filter(|link| ignores_its_router(link)).map(ignored).collect(),
-        Err(error) => vec![Finding::new("router advertisements", State::Warning, error.to_string())],
-    }
+    judged("router advertisements", RouteSocket::open().and_then(|route| route.links()), |links| {
+        links.iter().filter(|link| ignores_its_router(link)).map(ignored).collect::<Vec<_>>()
+    })
 }
 
 /// True if the kernel has accepted an advertisement on the link, which sets the flag, but does not accept any now. A

@@ -6,19 +6,16 @@ use cni_dataplane::foreign_nat::{Engine, ForeignNat, Hook, Translation};
 use cni_dataplane::whereabouts::Whereabouts;
 use cni_dataplane::{Backend, Dataplane, Error, Listed};
 
-use super::{Finding, State};
+use super::{Finding, State, judged};
 
 /// The number of rules that are named.
 const NAMED: usize = 20;
 
 /// All findings about these rules.
 pub(super) fn findings() -> Vec<Finding> {
-    match translated() {
-        Ok(found) => found.iter().map(|(listed, first)| finding(listed, first)).collect(),
-        Err(error) => {
-            vec![Finding::new("translations of other programs", State::Warning, error.to_string())]
-        }
-    }
+    judged("translations of other programs", translated(), |found| {
+        found.iter().map(|(listed, first)| finding(listed, first)).collect::<Vec<_>>()
+    })
 }
 
 /// The published ports whose packets another program may translate first.

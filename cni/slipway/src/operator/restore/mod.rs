@@ -127,6 +127,9 @@ pub(super) struct Differences {
     pub(super) table: bool,
     /// One for each object, of which the containers of a network share some.
     pub(super) objects: Vec<Difference>,
+    /// What could not be read, and why: files of a cache, and containers that may or may not run, or whose objects are
+    /// unknown.
+    pub(super) unread: Vec<(String, String)>,
 }
 
 /// An object that is missing or different.
@@ -153,7 +156,7 @@ pub(super) struct Difference {
 pub(super) fn differences() -> Result<Differences, RestoreError> {
     let mut restoration = Restoration::begin(Mode::DryRun, &[])?;
     restoration.run()?;
-    let mut found = Differences { table: false, objects: Vec::new() };
+    let mut found = Differences { unread: restoration.unread, ..Differences::default() };
     found.table = restoration.rows.iter().any(|row| row.state == State::Missing && row.owner.is_none());
     for difference in restoration.differences {
         // Containers may lack a route of the same name, each with a command for its own namespace.
@@ -230,6 +233,8 @@ struct Restoration {
     doubtful: Vec<Doubtful>,
     /// The objects that differ.
     differences: Vec<Difference>,
+    /// As in [`Differences`].
+    unread: Vec<(String, String)>,
     /// Excludes migrations from the first missing object to the last container.
     lock: Option<FileLock>,
     /// The time limit for the lock: all objects together wait once.
@@ -256,12 +261,13 @@ impl Restoration {
                 rows.push(Row::new(None, "containers", State::Skipped, reason));
             }
         }
-        let mut containers = Vec::new();
+        let (mut containers, mut unread) = (Vec::new(), Vec::new());
         for (number, cache) in caches.iter().enumerate() {
             let (cached, faults) = cache.read()?;
             containers.extend(cached.into_iter().map(|one| (number, one)));
             rows.extend(faults.into_iter().map(|fault| {
                 let file = format!("cache file {}", fault.path.display());
+                unread.push((file.clone(), fault.error.to_string()));
                 let state = if fault.error.is_transient() { State::Failed } else { State::Skipped };
                 Row::new(None, file, state, fault.error.to_string())
             }));
@@ -274,6 +280,7 @@ impl Restoration {
             rows,
             doubtful: Vec::new(),
             differences: Vec::new(),
+            unread,
             lock: None,
             patience: PATIENCE,
         })
@@ -336,7 +343,10 @@ impl Restoration {
         let owner = cached.attachment.clone();
         let row = |state, reason| Row::new(Some(owner.clone()), "container", state, reason);
         let objects = match self.node.liveness(cached) {
-            Err(error) => return self.doubt(number, row(State::Failed, error.to_string()), None),
+            Err(error) => {
+                self.unread.push((owner.to_string(), error.to_string()));
+                return self.doubt(number, row(State::Failed, error.to_string()), None);
+            }
             Ok(Liveness::WithoutAddress(reason)) => {
                 self.rows.push(row(State::Skipped, reason));
                 return self.name_what_is_missing(number);
@@ -346,7 +356,10 @@ impl Restoration {
                 return self.rows.push(row(state, reason));
             }
             Ok(Liveness::Attached) => match expected_of(cached) {
-                Err(error) => return self.doubt(number, row(State::Failed, error.to_string()), None),
+                Err(error) => {
+                    self.unread.push((owner.to_string(), error.to_string()));
+                    return self.doubt(number, row(State::Failed, error.to_string()), None);
+                }
                 Ok(objects) => objects,
             },
         };
