@@ -245,6 +245,37 @@ fn the_key_is_for_root_only_and_a_lost_one_is_replaced() {
     reach(&pods, 2, 1);
 }
 
+/// A folder is in the place of the key's file, so the key can be neither read nor replaced. The other nodes know the
+/// key that the device has, and would remove the node as a peer if it announced none.
+#[test]
+fn a_key_that_cannot_be_read_stays_in_the_device_and_announced() {
+    needs!(has_wireguard(), WIREGUARD);
+    let mut lab = Lab::encrypted(2);
+    lab.settle();
+    let pods = pods(&lab);
+    let before = lab.nodes[&name(1)].annotations.wireguard_key;
+    assert!(before.is_some());
+    lab.node(1).cmd(&format!("mv {KEY_FILE} {KEY_FILE}.kept"));
+    lab.node(1).cmd(&format!("mkdir {KEY_FILE}"));
+    let report = lab.compare(1, true);
+    assert_eq!(report.announce.wireguard_key, before);
+    assert_eq!(report.changes, [""; 0]);
+    assert_eq!(device(lab.node(1)).public_key, before);
+    reach(&pods, 1, 2);
+    reach(&pods, 2, 1);
+    // The key in the file is still the device's.
+    lab.node(1).cmd(&format!("rmdir {KEY_FILE}"));
+    lab.node(1).cmd(&format!("mv {KEY_FILE}.kept {KEY_FILE}"));
+    assert_eq!(lab.compare(1, true).announce.wireguard_key, before);
+    // A device that has no key needs one.
+    lab.node(1).cmd("ip link del slipway-wg");
+    lab.node(1).cmd(&format!("rm {KEY_FILE}"));
+    lab.node(1).cmd(&format!("mkdir {KEY_FILE}"));
+    let report = lab.compare(1, true);
+    assert_eq!(report.announce.wireguard_key, None);
+    assert!(report.troubles().any(|trouble| trouble.contains(KEY_FILE)), "{report:?}");
+}
+
 #[test]
 fn what_others_change_of_wireguard_comes_back() {
     needs!(has_wireguard(), WIREGUARD);

@@ -209,6 +209,14 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_can_be_neither_read_nor_replaced_is_an_error() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::create_dir(temp.path().join(FILE)).unwrap();
+        assert!(matches!(load_or_make(temp.path()), Err(KeyError::File(_))));
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1, "no temporary file");
+    }
+
+    #[test]
     fn a_file_that_cannot_be_read_now_may_have_the_key() {
         let refused = |errno| DirError::System { operation: "open", path: FILE.into(), errno };
         for errno in [Errno::EMFILE, Errno::ENOMEM, Errno::EIO, Errno::EACCES] {
