@@ -194,6 +194,50 @@ pub fn slowed(node: &Node, call: PluginCall, syscall: &str, pause: Duration) -> 
     output
 }
 
+/// Runs the call while system calls fail as `inject` says (`openat:error=EMFILE`), all of them or only those that name
+/// `path`, in any thread. strace compares the path with the words of the call: a file that is opened below an open
+/// folder has no more than its name there. Programs that the call runs are not disturbed.
+pub fn injected(node: &Node, call: PluginCall, inject: &str, path: Option<&str>) -> Output {
+    let inject = format!("inject={inject}");
+    let mut strace = ["strace", "-f", "-qq", "-o", TRACE, "-e", &inject].to_vec();
+    strace.extend(OWN_THREADS);
+    strace.extend(path.into_iter().flat_map(|path| ["-P", path]));
+    tally("calls in which something fails", 1);
+    let output = call.through(&strace).run();
+    node.cmd(&format!("rm -f {TRACE}"));
+    output
+}
+
+/// Runs the call to its end, and returns the first of its system calls that strace prints with this text.
+pub fn point_of(node: &Node, call: PluginCall, text: &str) -> Point {
+    let strace = [&["strace", "-f", "-qq", "-o", TRACE][..], &OWN_THREADS].concat();
+    let output = call.through(&strace).run();
+    let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
+    node.cmd(&format!("rm {TRACE}"));
+    find(&trace, text).unwrap_or_else(|| panic!("no system call with {text:?}: {}", output.process))
+}
+
+fn find(trace: &str, text: &str) -> Option<Point> {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for line in trace.lines() {
+        let Some((pid, rest)) = line.split_once(' ') else { continue };
+        let Some((name, arguments)) = begun(rest.trim_start()) else { continue };
+        let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
+        if arguments.contains(text) {
+            return Some(Point { syscall: name.to_owned(), nth, after_change: true });
+        }
+    }
+    None
+}
+
+/// The name and the arguments of a call that begins in this line. None for a signal, an exit, or the second half of an
+/// interrupted call.
+fn begun(line: &str) -> Option<(&str, &str)> {
+    let (name, arguments) = line.split_once('(')?;
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    is_name.then_some((name, arguments))
+}
+
 /// True if this is the call with which the standard library learns whether a program could be started. The kernel never
 /// lets it fail. If strace does, the library waits for a program that itself waits for input.
 fn hears_of_start(name: &str, arguments: &str) -> bool {
@@ -215,10 +259,7 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
             let nth = counts.get(&(pid, "recvfrom")).copied();
             starts.extend(nth.filter(|_| hears_of_start("recvfrom", arguments)));
         }
-        let Some((name, arguments)) = rest.split_once('(') else { continue };
-        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') || name.is_empty() {
-            continue; // A signal, an exit, or the second half of an interrupted call.
-        }
+        let Some((name, arguments)) = begun(rest) else { continue };
         let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
         started |= match begin {
             Begin::WithMain => name == "rt_sigaction" && arguments.starts_with("SIGPIPE,"),
@@ -264,5 +305,15 @@ mod tests {
             ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
             "openat of the second thread is the same point; recvfrom of the third would hit the first's"
         );
+    }
+
+    #[test]
+    fn a_call_is_found_by_its_words() {
+        let trace = "10 socket(AF_NETLINK, 3) = 3\n10 socket(AF_UNIX, 1) = 4\n11 socket(AF_UNIX, 1 <unfinished ...>\n\
+            10 --- SIGCHLD {si_signo=SIGCHLD} ---\n11 <... socket resumed>) = 5\n11 connect(5, \"/run/bus\") = 0\n";
+        let found = |text: &str| find(trace, text).map(|point| (point.syscall, point.nth));
+        assert_eq!(found("AF_UNIX"), Some(("socket".to_owned(), 2)));
+        assert_eq!(found("/run/bus"), Some(("connect".to_owned(), 1)));
+        assert_eq!(found("SIGCHLD"), None);
     }
 }

@@ -108,7 +108,7 @@ pub use feature::{
 pub use golden::{golden, golden_result, normalise};
 pub use interrupt::{
     Disturbance, Point, all_error_points, all_kill_points, assert_killed, disturbed, error_points,
-    every_call, kill_points, killed, points_to_try, slowed,
+    every_call, injected, kill_points, killed, point_of, points_to_try, slowed,
 };
 pub use kube::{
     API_SERVER, ApiServer, KUBE_TOKEN, api_server_programs, has_api_server, kube_programs, wait_until_ready,

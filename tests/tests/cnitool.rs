@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use slipway_tests::{
     CommandOutput, Node, PROGRAMS, Pod, Proto, REFERENCE, Reference, Snapshot, address_of, confined,
-    has_programs, needs, quoted, slipway, slipway_only,
+    has_programs, injected, needs, quoted, slipway, slipway_only,
 };
 
 /// The folder of the lists, in the node's private /var/lib.
@@ -118,6 +118,37 @@ fn add_check_and_del_do_what_a_runtime_does() {
     assert!(tool.cached().is_none());
     tool.ok("del", &pod, &env);
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+}
+
+/// A container is added again while nobody can find out whether it is attached already. If the runtime took it for one
+/// without an interface, it would call the plugins, and undo the first ADD after their failure.
+#[test]
+fn an_add_is_refused_while_the_container_cannot_be_looked_at() {
+    slipway_only!();
+    let tool = Tool::new(&list());
+    let client = tool.node.host("client");
+    let pod = tool.node.pod("web");
+    let env = [("CAP_ARGS", PORTS)];
+    tool.ok("add", &pod, &env);
+    let before = tool.cached().expect("a file");
+    let add = || {
+        let call = tool.node.plugin("slipway").arguments(&["cnitool", "add", "tool", path(&pod)]);
+        call.env("NETCONFPATH", NET_DIR).env("CAP_ARGS", PORTS)
+    };
+    for (inject, path, words) in [
+        ("openat,openat2:error=EMFILE", Some(path(&pod)), "Too many open files"),
+        ("setns:error=ENOMEM", None, "Cannot allocate memory"),
+    ] {
+        let process = injected(&tool.node, add(), inject, path).process;
+        assert_eq!((process.code, process.stdout.as_str()), (Some(1), ""), "{inject}: {process}");
+        assert!(process.stderr.contains(words), "{inject}: {process}");
+        assert!(!process.stderr.contains("attached already"), "{inject}: the failure hit nothing: {process}");
+        assert_eq!(tool.cached().as_ref(), Some(&before), "{inject}");
+        tool.ok("check", &pod, &env);
+        let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
+        client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+    }
+    assert!(tool.fails("add", &pod, &env).contains("attached already"));
 }
 
 /// The list names the backend that both sets of plugins support. A first container creates what remains afterwards,

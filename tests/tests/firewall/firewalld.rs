@@ -9,7 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails, slipway, slipway_only, until};
+use slipway_tests::{
+    Attach, Disturbance, Node, disturbed, is_peer, newest_version, peer_fails, point_of, slipway,
+    slipway_only, until,
+};
 use slipwayd::repair;
 use slipwayd::repair::program::Program;
 
@@ -57,6 +60,44 @@ fn add_and_del_change_the_zone() {
         assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
         network.del(&attach).expect("DEL again");
     }
+}
+
+/// A plugin without a free descriptor cannot reach the bus, which does not show that no firewalld is there. strace lets
+/// the connection fail with the error that the socket before it would give.
+#[test]
+fn firewalld_does_not_count_as_absent_for_lack_of_descriptors() {
+    slipway_only!();
+    let (node, _daemon, zones) = with_firewalld!();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &json!({"backend": ""}));
+    let previous = network.add_first(&attach);
+    let call = |verb: &str| {
+        let mut config = network.configs(Some(&attach)).swap_remove(1);
+        config["prevResult"] = previous.clone();
+        network.prepare(verb, &config, Some(&attach))
+    };
+    let failing = |verb: &str, point| {
+        let error = disturbed(&node, call(verb), point, Disturbance::Error("EMFILE")).error();
+        assert!(error.msg.contains("Too many open files"), "{verb}: {error:?}");
+    };
+    let bus = "system_bus_socket";
+    let of_add = point_of(&node, call("ADD"), bus);
+    let added = sources(&zones);
+    assert!(!added.is_empty());
+    let of_del = point_of(&node, call("DEL"), bus);
+    assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
+
+    failing("ADD", &of_add);
+    assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
+    assert!(!filter(&node, "iptables-save").contains("CNI-"), "rules of another backend");
+    call("ADD").run().ok();
+    assert_eq!(sources(&zones), added);
+    failing("DEL", &of_del);
+    assert_eq!(sources(&zones), added);
+    // The failed DEL has not lost the record of the addresses, so the next one removes them.
+    call("DEL").run().ok();
+    assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
 }
 
 #[test]

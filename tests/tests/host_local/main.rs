@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use cni_state::subnet_file::SubnetFile;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Output, PluginCall, Proto, REFERENCE, Reference, comes, skip};
+use slipway_tests::{
+    Attach, Node, Output, PluginCall, Proto, REFERENCE, Reference, comes, injected, skip, slipway_only,
+};
 
 const DIR: &str = "/var/lib/cni/networks";
 const NET: &str = "/var/lib/cni/networks/net";
@@ -109,6 +111,31 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
     }
     assert_eq!(reserved(&node), BTreeSet::new());
     assert_eq!(node.list(NET), ["last_reserved_ip.0", "last_reserved_ip.1", "lock"]);
+}
+
+/// The index is made again while one of the reservations cannot be opened. The call fails, because with an index that
+/// lacks the reservation's owner, the owner's DEL would find nothing.
+#[test]
+fn an_index_is_not_made_without_an_owner() {
+    slipway_only!();
+    let node = Node::new();
+    let conf = four();
+    for id in ["one", "two"] {
+        call(&node, "ADD", id, &conf).run().ok();
+    }
+    let first = "10.1.2.2";
+    assert_eq!(node.read(&format!("{NET}/{first}")).as_deref(), Some("one\r\neth0"));
+    for (verb, id) in [("ADD", "three"), ("DEL", "two"), ("DEL", "one")] {
+        node.cmd("rm -rf /var/lib/cni/networks/.slipway");
+        let before = reserved(&node);
+        let failing =
+            injected(&node, call(&node, verb, id, &conf), "openat,openat2:error=EMFILE", Some(first));
+        let error = failing.error();
+        assert!(error.msg.contains(first) && error.msg.contains("EMFILE"), "{verb} {id}: {error:?}");
+        assert_eq!(reserved(&node), before, "{verb} {id}");
+    }
+    call(&node, "DEL", "one", &conf).run().ok();
+    assert_eq!(reserved(&node), BTreeSet::from(["10.1.2.3".to_owned()]));
 }
 
 #[test]

@@ -5,7 +5,8 @@
 
 use slipway_tests::{
     Disturbance, Node, Output, PROGRAMS, PluginCall, Point, Snapshot, all_error_points, all_kill_points,
-    disturbed, every_call, failures, has_programs, needs, needs_iptables, one_in, sample, slipway_only,
+    disturbed, every_call, failures, has_programs, needs, needs_iptables, one_in, point_of, sample,
+    slipway_only,
 };
 
 use crate::backends::{Backend, EBPF, IPTABLES, LEGACY, NFTABLES, Scene};
@@ -243,6 +244,36 @@ fn node_task(task: &str, kind: Kind) {
         assert!(pinned.is_empty(), "{why}: pinned: {pinned:?}");
         let changes = before.changes(&state());
         assert!(changes.is_empty(), "{why}: changed:\n{}", changes.join("\n"));
+    }
+}
+
+/// The BPF programs of a link cannot be detached. Without their maps and pins, nobody could tell them any more that
+/// rules have changed, so these stay until a later call has detached the programs.
+#[test]
+fn programs_that_cannot_be_detached_keep_their_maps() {
+    slipway_only!();
+    needs!(has_programs(), PROGRAMS);
+    let (node, client) = Node::with_client();
+    node.cmd(&format!("ip route add default via {}", client.v4));
+    node.cmd(&format!("mkdir -p {BIN} /run/share"));
+    let is_loaded = || node.programs()["loaded"] == true;
+    for words in ["node teardown".to_owned(), format!("uninstall --to {BIN}")] {
+        let prepare = || {
+            succeeds(&node, &format!("install --to {BIN} --replace --share-dir /run/share"), &words);
+            succeeds(&node, "node setup", &words);
+        };
+        prepare();
+        // strace shows the kernel's acknowledgement of the message, which fails in its place.
+        let point = point_of(&node, call(&node, &words), "RTM_DELTFILTER");
+        assert!(!is_loaded(), "{words}");
+        prepare();
+        let output = disturbed(&node, call(&node, &words), &point, Disturbance::Error("ENOBUFS"));
+        let process = &output.process;
+        assert_eq!(process.code, Some(1), "{process}");
+        assert!(process.stderr.contains("detach the BPF programs from"), "{process}");
+        assert!(is_loaded(), "{words}: the programs have lost their maps");
+        succeeds(&node, &words, "again");
+        assert!(!is_loaded(), "{words}");
     }
 }
 

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Snapshot, Space, address_of, golden_result, host_local, is_peer, lacks,
-    newest_version, peer_fails, skip, slipway_only, with_keys,
+    Attach, Host, Network, Node, Pod, Snapshot, Space, address_of, golden_result, host_local, injected,
+    is_peer, lacks, newest_version, peer_fails, skip, slipway_only, with_keys,
 };
 
 use crate::{NEEDS, PLUGIN};
@@ -211,6 +211,31 @@ fn del_leaves_foreign_links() {
         assert!(pod.has_link("eth0"));
         network.check(&Attach::new(&pod)).expect("CHECK");
     });
+}
+
+/// A namespace is searched for dead links while the process lacks descriptors or memory. GC fails, because nobody would
+/// know of a link that it passed over.
+#[test]
+fn gc_fails_if_it_cannot_look_into_a_namespace() {
+    slipway_only!();
+    let Some((world, pod)) = World::with_pod() else { skip!(NEEDS) };
+    let network = world.network(1, &json!({}));
+    add(&network, &pod);
+    let mut config = network.configs(None).swap_remove(0);
+    config["cni.dev/valid-attachments"] = json!([]);
+    config["cni.dev/attachments"] = json!([]);
+    let gc = || network.prepare("GC", &config, None);
+    let path = pod.path().to_str().expect("text");
+    for (inject, path, words) in [
+        ("openat,openat2:error=EMFILE", Some(path), "Too many open files"),
+        ("setns:error=ENOMEM", None, "Cannot allocate memory"),
+    ] {
+        let error = injected(&world.node, gc(), inject, path).error();
+        assert!(error.msg.contains(words), "{inject}: {error:?}");
+        assert!(pod.has_link("eth0"), "{inject}");
+    }
+    gc().run().ok();
+    assert!(!pod.has_link("eth0"));
 }
 
 #[test]
