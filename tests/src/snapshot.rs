@@ -35,11 +35,12 @@ pub struct Snapshot {
 /// The marks of DELs, of which one stays until the DEL of the link's plugin. The suite of restore looks at them.
 const MARKS: &str = "/run/slipway/deleting";
 /// Files that any call may leave on a node until the next boot: locks, the socket of the process that closes sockets,
-/// and their directory.
-const PASSING: [&str; 6] = [
+/// the directory of host-device's records, and their directory.
+const PASSING: [&str; 7] = [
     "/run/slipway",
     "/run/slipway/closing.sock",
     "/run/slipway/commits.lock",
+    "/run/slipway/devices",
     "/run/slipway/firewall.lock",
     "/run/slipway/iptables-filter",
     "/run/slipway/iptables-nat",

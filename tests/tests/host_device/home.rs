@@ -96,6 +96,83 @@ fn a_device_configured_by_an_alternative_name_is_moved_back() {
     }
 }
 
+/// A container that may change its links can write any alias, or name of another plugin's container.
+const ALIASES: [&str; 4] = [
+    "eth1",
+    "../../etc",
+    "'the link to the rack'",
+    "'slipway1 c737f93a5865b3dc-0fa651da1a6fd7fe2cb0988c8d47b2cd pods eth0 web1'",
+];
+
+#[test]
+fn a_container_does_not_choose_the_name_that_its_device_gets() {
+    peer_fails("believes the alias", || {
+        let (world, pod) = World::with_pod();
+        let before = world.state(&pod);
+        for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
+            let network = network(&world, "net", &keys);
+            for alias in ALIASES {
+                add(&network, &pod);
+                pod.cmd(&format!("ip link set eth0 alias {alias}"));
+                network.del(&Attach::new(&pod)).expect("DEL");
+                before.assert_same(&world.state(&pod));
+            }
+        }
+    });
+}
+
+/// The kernel moves the device back, because the container has ended. The test moves it itself, as below.
+#[test]
+fn a_container_that_has_ended_did_not_choose_the_name_of_its_device() {
+    peer_fails("fails when the namespace is gone", || {
+        let (world, pod) = World::with_pod();
+        let before = world.state(&pod);
+        for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
+            let network = network(&world, "net", &keys);
+            for alias in ALIASES {
+                add(&network, &pod);
+                pod.cmd(&format!("ip link set eth0 alias {alias}"));
+                world.node.write("/run/back", "ip -n pod link set eth0 netns $$\nexit $?\n");
+                world.node.cmd("sh /run/back");
+                world.node.cmd("rm /run/back");
+                network.del(&Attach::new(&pod).netns("")).expect("DEL");
+                before.assert_same(&world.state(&pod));
+            }
+        }
+    });
+}
+
+/// A record may be left from a call that was killed, and a runtime may name another container's namespace.
+#[test]
+fn a_record_is_used_only_for_its_device_and_namespace() {
+    peer_fails("has no records", || {
+        let world = World::new();
+        world.node.cmd("ip link add ens6 type veth peer name wire6 netns outside");
+        let (pod, other) = (world.node.pod("pod"), world.node.pod("other"));
+        let (first, second) = (device(&world, "dev0"), device(&world, "ens6"));
+        let (attach, elsewhere) = (Attach::new(&pod), Attach::new(&other));
+        first.add(&attach).expect("ADD");
+        second.add(&elsewhere).expect("ADD");
+        let wrong = other.path().to_str().expect("text");
+        first.del(&attach.clone().netns(wrong)).expect("DEL in the wrong namespace");
+        assert!(other.has_link("eth0") && pod.has_link("eth0"));
+        first.del(&attach).expect("DEL");
+        second.del(&elsewhere).expect("DEL");
+        assert!(world.node.has_link("dev0") && world.node.has_link("ens6"));
+        assert_eq!(world.node.list("/run/slipway/devices"), Vec::<String>::new());
+
+        // The device is already on the node, with an administrator's alias.
+        first.add(&attach).expect("ADD");
+        world.node.cmd("cp -r /run/slipway/devices /run/saved");
+        first.del(&attach).expect("DEL");
+        world.node.cmd("cp -r /run/saved/. /run/slipway/devices");
+        world.node.cmd("ip link set dev0 alias uplink");
+        first.del(&attach).expect("DEL again");
+        assert_eq!(world.node.link("dev0")["ifalias"], "uplink");
+        assert_eq!(world.node.list("/run/slipway/devices"), Vec::<String>::new());
+    });
+}
+
 /// A link that is down and has an alias was not necessarily in a container before.
 #[test]
 fn an_administrators_alias_is_left_alone() {

@@ -3,10 +3,11 @@
 //! `host-device`: moves a link of the node into a container, and back.
 //!
 //! In the container, the link's alias is its name on the node, as with the reference: each plugin set can
-//! move back the links of the other one.
+//! move back the links of the other one. DEL takes the name from the ADD's [`record`], if there is one.
 
 mod device;
 mod move_link;
+mod record;
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{DuplicateDetection, Link};
@@ -29,7 +30,8 @@ use crate::plugin::{NodeRequest, Place, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use device::Device;
-use move_link::Places;
+use move_link::{Absence, Places};
+use record::Record;
 
 /// The `host-device` plugin.
 #[derive(Debug)]
@@ -82,7 +84,8 @@ impl Plugin for HostDevice {
         }
         let host = Host::open()?;
         // The kernel may have moved the link back to the node since the last DEL.
-        if let Err(error) = move_link::settle(&host.route, &device, request.attachment.ifname(), None) {
+        let absence = Absence { ifname: request.attachment.ifname(), ..Absence::default() };
+        if let Err(error) = move_link::settle(&host.route, &device, &absence) {
             log::warn!("{error}");
         }
         let link = device.find(&host.route)?;
@@ -93,7 +96,9 @@ impl Plugin for HostDevice {
         if link.up {
             undo.on_failure("set the link up again", || places.set_up(&link));
         }
+        undo.on_failure("remove the device's record", || record::forget(&request.attachment));
         undo.on_failure("move the link back", move_back);
+        record::write(&request.attachment, &Record::new(&link, container.id()))?;
         let moved = places.move_to_container(&link)?;
         let result = recipe.configure(&container, &moved, &move_back, &mut undo)?;
         can_be_printed(&result, request)?;
@@ -178,22 +183,35 @@ fn move_back(request: &Request<'_>) -> Result<(), CniError> {
     if device.as_ref().is_some_and(|device| device.is_in_user_space().unwrap_or(false)) {
         return Ok(());
     }
-    let (ifname, previous) = (request.attachment.ifname(), previous_mac(request));
+    let (attachment, previous) = (&request.attachment, previous_mac(request));
     let host = Host::open()?;
     let container = Container::open_if_there(request.netns.as_deref())?;
+    let mut record = record::read(attachment)?;
+    if let Some(old) = &record
+        && old.is_on_node(&host.route)?
+    {
+        record::forget(attachment)?;
+        record = None;
+    }
+    let absence = Absence { ifname: attachment.ifname(), ..Absence::default() };
     if let Some(container) = &container {
-        let places = Places { host: &host, container, ifname };
-        if let Some(found) = places.find_in_container(device.as_ref(), previous)? {
+        let places = Places { host: &host, container, ifname: attachment.ifname() };
+        let record = record.as_ref().filter(|record| record.is_in(container.id()));
+        if let Some(found) = places.find_in_container(device.as_ref(), previous, record)? {
             places.move_back_as(&found.link, &found.host_name)?;
-            networks::left(container, &request.attachment);
-            return Ok(());
+            networks::left(container, attachment);
+            return record::forget(attachment);
         }
     }
     match (&device, &container) {
         (None, _) => Ok(()),
         // The namespace exists, so the kernel has moved nothing back.
-        (Some(device), Some(_)) => move_link::settle(&host.route, device, ifname, None),
-        (Some(device), None) => move_link::await_return(&host.route, device, ifname, previous),
+        (Some(device), Some(_)) => move_link::settle(&host.route, device, &absence),
+        (Some(device), None) => {
+            let absence = Absence { previous, record: record.as_ref(), ..absence };
+            move_link::await_return(&host.route, device, &absence)?;
+            record::forget(attachment)
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use cni_kernel::route::{Link, LinkChange, LinkKind, RouteSocket};
 use cni_spec::{CniError, check_ifname};
 
 use super::device::Device;
+use super::record::Record;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::host::Host;
@@ -70,15 +71,50 @@ impl Places<'_> {
         &self,
         device: Option<&Device>,
         previous: Option<Mac>,
+        record: Option<&Record>,
     ) -> Result<Option<Found>, CniError> {
         let Some(link) = self.container.route.find_link(self.ifname).map_err(failed)? else {
             return Ok(None);
         };
+        match record {
+            Some(record) => Ok(Self::recorded(link, device, record)),
+            None => Self::by_alias(link, device, previous, self.ifname),
+        }
+    }
+
+    /// The link, if it may be the device of the record.
+    fn recorded(link: Link, device: Option<&Device>, record: &Record) -> Option<Found> {
+        if !record.may_be(&link) {
+            log::warn!(
+                "link {} of the container is not the device {}: it stays there",
+                link.name,
+                record.name
+            );
+            return None;
+        }
+        let is_device = match device {
+            Some(Device::Name(name)) => record.has_name(name),
+            Some(Device::Mac(mac)) => record.has_mac(*mac),
+            Some(Device::Path(_) | Device::Pci(_) | Device::Auxiliary(_)) | None => true,
+        };
+        if !is_device {
+            log::debug!("link {} of the container is another attachment's {}", link.name, record.name);
+            return None;
+        }
+        Some(Found { link, host_name: record.name.clone() })
+    }
+
+    /// The link, if its alias shows that it may be the device.
+    fn by_alias(
+        link: Link,
+        device: Option<&Device>,
+        previous: Option<Mac>,
+        ifname: &str,
+    ) -> Result<Option<Found>, CniError> {
         if Owner::from_comment(&link.alias).is_some() {
             return Ok(None); // Made by another plugin.
         }
         if link.alias.is_empty() {
-            let ifname = self.ifname;
             let msg = format!("failed to find original ifname for {ifname:?} (alias is not set)");
             return Err(CniError::internal(msg));
         }
@@ -137,49 +173,69 @@ impl Places<'_> {
 pub(super) fn await_return(
     route: &RouteSocket,
     device: &Device,
-    ifname: &str,
-    previous: Option<Mac>,
+    absence: &Absence<'_>,
 ) -> Result<(), CniError> {
     let end = Instant::now() + RETURN_LIMIT;
     loop {
-        settle(route, device, ifname, previous)?;
+        settle(route, device, absence)?;
         // Without a result no ADD has moved the device.
-        if previous.is_none() || !device.may_return() || Instant::now() >= end {
+        if absence.previous.is_none() || !device.may_return() || Instant::now() >= end {
             return Ok(());
         }
         if device.find_if_there(route)?.is_some() {
             // The kernel may have returned the device in the meantime.
-            return settle(route, device, ifname, previous);
+            return settle(route, device, absence);
         }
         std::thread::sleep(RETURN_PAUSE);
     }
 }
 
+/// What is known about a device that may have come back from a container without a DEL.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Absence<'a> {
+    /// Its name in the container.
+    pub(super) ifname: &'a str,
+    /// The MAC address in `prevResult`, for a container whose namespace is gone.
+    pub(super) previous: Option<Mac>,
+    /// The record of the ADD, for a container whose namespace is gone.
+    pub(super) record: Option<&'a Record>,
+}
+
+impl Absence<'_> {
+    /// The name that a link had on the node, if it is the device.
+    fn name_of<'b>(&'b self, link: &'b Link) -> &'b str {
+        self.record.map_or(link.alias.as_str(), |record| record.name.as_str())
+    }
+
+    /// True if the link has the MAC address that the device had.
+    fn has_mac(&self, link: &Link) -> bool {
+        let is_recorded = |mac: Mac| self.record.is_some_and(|record| record.has_mac(mac));
+        link.mac.is_some_and(|mac| self.previous == Some(mac) || is_recorded(mac))
+    }
+}
+
 /// Renames a link that the kernel has moved back to the node. The kernel keeps its name in the container, or
 /// calls it `dev` and a number if that is taken (`default_device_exit_net` in `net/core/dev.c`). Leaves alone
-/// a link that is up, or that has no alias.
-///
-/// `previous` is the MAC address in `prevResult`, for a container whose namespace is gone.
-pub(super) fn settle(
-    route: &RouteSocket,
-    device: &Device,
-    ifname: &str,
-    previous: Option<Mac>,
-) -> Result<(), CniError> {
+/// a link that is up, or, without a record, that has no alias.
+pub(super) fn settle(route: &RouteSocket, device: &Device, absence: &Absence<'_>) -> Result<(), CniError> {
     let links = match device {
         Device::Name(name) => {
-            // The link is found by its alias or by an alternative name.
+            // The link is found by its alias, by an alternative name, or by its record.
             let named = route.find_link(name).map_err(failed)?.map(|link| link.index);
+            let is_recorded = |link: &Link| absence.record.is_some() && absence.has_mac(link);
             let mut links = route.links().map_err(failed)?;
-            links.retain(|link| link.alias == *name || (Some(link.index) == named && link.name != *name));
+            links.retain(|link| {
+                link.alias == *name || (Some(link.index) == named && link.name != *name) || is_recorded(link)
+            });
             links
         }
         // A missing device has nothing to settle.
         device => device.find_if_there(route)?.into_iter().collect(),
     };
-    for link in links.iter().filter(|link| is_stranded(link, device, ifname, previous)) {
-        if link.name != link.alias {
-            route.change_link(link, &LinkChange::new().rename(&link.alias)).map_err(failed)?;
+    for link in links.iter().filter(|link| is_stranded(link, device, absence)) {
+        let name = absence.name_of(link);
+        if link.name != name {
+            route.change_link(link, &LinkChange::new().rename(name)).map_err(failed)?;
         }
         route.change_link(link, &LinkChange::new().alias("")).map_err(failed)?;
     }
@@ -189,25 +245,32 @@ pub(super) fn settle(
 /// True if a link of the node came back from a container without a DEL, or if its DEL was killed at the last
 /// step.
 ///
-/// An administrator may have set the alias. So it must be the configured name of the device, or `prevResult`
-/// must show that the link was in the container.
-fn is_stranded(link: &Link, device: &Device, ifname: &str, previous: Option<Mac>) -> bool {
+/// An administrator may have set the alias. So it must be the configured name of the device, or `prevResult` or the
+/// record must show that the link was in the container.
+fn is_stranded(link: &Link, device: &Device, absence: &Absence<'_>) -> bool {
     let numbered = |name: &str| {
         name.strip_prefix("dev")
             .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
     };
-    let was_away = matches!(device, Device::Name(name) if link.alias == *name)
-        || (previous.is_some() && previous == link.mac);
-    let renamed = was_away && (link.name == ifname || numbered(&link.name));
+    let may_be = |name: &str| absence.record.is_none_or(|record| record.has_name(name));
+    let has_alias = matches!(device, Device::Name(name) if link.alias == *name && may_be(name));
+    let was_away = has_alias || absence.has_mac(link);
+    let renamed = was_away && (link.name == absence.ifname || numbered(&link.name));
     let movable = !matches!(link.kind, LinkKind::Bridge);
-    !link.up && movable && check_ifname(&link.alias).is_ok() && (link.name == link.alias || renamed)
+    let name = absence.name_of(link);
+    !link.up && movable && check_ifname(name).is_ok() && (link.name == name || renamed)
 }
 
 #[cfg(test)]
 mod tests {
+    use cni_kernel::netns::NetnsId;
     use cni_kernel::route::OperState;
 
     use super::*;
+
+    fn away(previous: Option<Mac>) -> Absence<'static> {
+        Absence { ifname: "eth0", previous, record: None }
+    }
 
     fn link(name: &str, alias: &str) -> Link {
         Link {
@@ -235,9 +298,26 @@ mod tests {
             ("eth0", "", false),
             ("eth0", "the link to the rack", false),
         ] {
-            assert_eq!(is_stranded(&link(name, alias), &named, "eth0", None), expected, "{name} {alias}");
+            assert_eq!(is_stranded(&link(name, alias), &named, &away(None)), expected, "{name} {alias}");
         }
-        assert!(!is_stranded(&Link { up: true, ..link("eth0", "ens5") }, &named, "eth0", None));
+        assert!(!is_stranded(&Link { up: true, ..link("eth0", "ens5") }, &named, &away(None)));
+    }
+
+    /// The container wrote the alias.
+    #[test]
+    fn a_device_with_a_record_gets_the_name_of_the_record() {
+        let netns = NetnsId { dev: 4, ino: 5 };
+        let record = Record::new(&Link { mac: Some(MAC), ..link("ens5", "") }, netns);
+        let absence = Absence { record: Some(&record), ..away(None) };
+        for device in [Device::Name("ens5".to_owned()), Device::Mac(MAC), Device::Pci("0".to_owned())] {
+            for (name, alias) in [("eth0", "eth1"), ("dev3", ""), ("eth0", "the link to the rack")] {
+                let link = Link { mac: Some(MAC), ..link(name, alias) };
+                assert!(is_stranded(&link, &device, &absence), "{device:?}: {name} {alias}");
+                assert_eq!(absence.name_of(&link), "ens5");
+            }
+            let other = Link { mac: Some(Mac([2, 0, 0, 0, 0, 8])), ..link("eth0", "eth1") };
+            assert!(!is_stranded(&other, &device, &absence), "{device:?}");
+        }
     }
 
     /// The alias may be an administrator's.
@@ -261,10 +341,10 @@ mod tests {
                 // A DEL that was killed before it had cleared the alias.
                 ("ens5", "ens5", None, true),
             ] {
-                let seen = is_stranded(&here(name, alias), &device, "eth0", previous);
+                let seen = is_stranded(&here(name, alias), &device, &away(previous));
                 assert_eq!(seen, expected, "{name} {alias} {previous:?}");
             }
-            assert!(!is_stranded(&link("eth0", "ens5"), &device, "eth0", None), "without an address");
+            assert!(!is_stranded(&link("eth0", "ens5"), &device, &away(None)), "without an address");
         }
     }
 }
