@@ -142,6 +142,31 @@ fn a_container_that_has_ended_did_not_choose_the_name_of_its_device() {
     });
 }
 
+/// Before Linux 6.7, a link that was moved still lists its alternative names, but nobody finds it by them.
+#[test]
+fn a_device_comes_back_without_the_names_that_a_container_added() {
+    peer_fails("keeps the names", || {
+        let (world, pod) = World::with_pod();
+        let network = device(&world, "dev0");
+        for (short, long) in
+            [("bond0", "the-uplink-to-the-rack-of-the-lab"), ("bond1", "the-other-uplink-to-it")]
+        {
+            add(&network, &pod);
+            pod.cmd(&format!("ip link property add dev eth0 altname {short} altname {long}"));
+            let mut attach = Attach::new(&pod);
+            if short == "bond1" {
+                // The kernel moves the device back, because the container has ended.
+                world.node.write("/run/back", "ip -n pod link set eth0 netns $$\nexit $?\n");
+                world.node.cmd("sh /run/back");
+                attach = attach.netns("");
+            }
+            network.del(&attach).expect("DEL");
+            assert!(world.node.has_link("dev0"), "{short}");
+            assert!(!world.node.has_link(short) && !world.node.has_link(long), "{short}");
+        }
+    });
+}
+
 /// A record may be left from a call that was killed, and a runtime may name another container's namespace.
 #[test]
 fn a_record_is_used_only_for_its_device_and_namespace() {

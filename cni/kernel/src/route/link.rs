@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage,
+    AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, Prop,
 };
 
 use super::error::{ReplyError, RouteError};
@@ -381,6 +381,19 @@ impl RouteSocket {
         message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
         let action = format_args!("move link {} to {} as {name}", link.name, to.path().display());
         self.transport.run(Verb::Change, RouteNetlinkMessage::SetLink(message), action)
+    }
+
+    /// Removes alternative names of a link.
+    ///
+    /// # Errors
+    /// ENOENT if the link does not have one of them.
+    pub fn remove_alternative_names(&self, link: &Link, names: &[&str]) -> Result<(), RouteError> {
+        let mut message = LinkMessage::default();
+        message.header.index = link.index;
+        let properties = names.iter().map(|name| Prop::AltIfName((*name).to_owned()));
+        message.attributes.push(LinkAttribute::PropList(properties.collect()));
+        let action = format_args!("remove alternative names {} of {}", names.join(", "), link.name);
+        self.transport.run(Verb::Change, RouteNetlinkMessage::DelLinkProp(message), action)
     }
 
     /// Deletes a link. If it has a peer, the peer is deleted, too.

@@ -188,8 +188,9 @@ fn move_back(request: &Request<'_>) -> Result<(), CniError> {
     let container = Container::open_if_there(request.netns.as_deref())?;
     let mut record = record::read(attachment)?;
     if let Some(old) = &record
-        && old.is_on_node(&host.route)?
+        && let Some(link) = old.find_on_node(&host.route)?
     {
+        old.remove_new_names(&host.route, &link)?;
         record::forget(attachment)?;
         record = None;
     }
@@ -198,7 +199,7 @@ fn move_back(request: &Request<'_>) -> Result<(), CniError> {
         let places = Places { host: &host, container, ifname: attachment.ifname() };
         let record = record.as_ref().filter(|record| record.is_in(container.id()));
         if let Some(found) = places.find_in_container(device.as_ref(), previous, record)? {
-            places.move_back_as(&found.link, &found.host_name)?;
+            places.move_back_as(&found.link, &found.host_name, record)?;
             networks::left(container, attachment);
             return record::forget(attachment);
         }

@@ -53,7 +53,7 @@ impl Places<'_> {
         for name in [self.ifname, &link.name] {
             let there = self.container.route.find_link(name).map_err(failed)?;
             if let Some(there) = there.filter(|there| there.mac == link.mac && there.kind == link.kind) {
-                return self.move_back_as(&there, &link.name);
+                return self.move_back_as(&there, &link.name, None);
             }
         }
         Err(CniError::internal(format!("link {} is neither on the node nor in the container", link.name)))
@@ -145,11 +145,16 @@ impl Places<'_> {
         }
     }
 
-    /// Moves a link of the container to the node and renames it. The link is down afterwards.
+    /// Moves a link of the container to the node and renames it. The link is down afterwards, and without alias.
     ///
     /// A single netlink request moves and renames the link. Therefore a killed process leaves the link in one of the
     /// two places, and a link that is still in the container has the attachment's name.
-    pub(super) fn move_back_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
+    pub(super) fn move_back_as(
+        &self,
+        link: &Link,
+        name: &str,
+        record: Option<&Record>,
+    ) -> Result<(), CniError> {
         let (here, there) = (&self.host.route, &self.container.route);
         let cannot = |why: &str| {
             CniError::internal(format!("failed to move link {name} back from the container: {why}"))
@@ -163,6 +168,9 @@ impl Places<'_> {
         }
         there.move_link(link, &self.host.netns, name, name).map_err(|error| cannot(&error.to_string()))?;
         let moved = here.link(name).map_err(failed)?;
+        if let Some(record) = record {
+            record.remove_new_names(here, &moved)?;
+        }
         here.change_link(&moved, &LinkChange::new().alias("")).map_err(failed)
     }
 }
@@ -236,6 +244,9 @@ pub(super) fn settle(route: &RouteSocket, device: &Device, absence: &Absence<'_>
         let name = absence.name_of(link);
         if link.name != name {
             route.change_link(link, &LinkChange::new().rename(name)).map_err(failed)?;
+        }
+        if let Some(record) = absence.record {
+            record.remove_new_names(route, link)?;
         }
         route.change_link(link, &LinkChange::new().alias("")).map_err(failed)?;
     }

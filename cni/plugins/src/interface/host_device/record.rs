@@ -63,6 +63,21 @@ impl Record {
         self.name == name || self.alternative_names.iter().any(|one| one == name)
     }
 
+    /// Removes the alternative names of the device, now on the node again, that it did not have before. By these it
+    /// would be found in place of a link that another network names.
+    pub(super) fn remove_new_names(&self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+        let is_new = |name: &&str| !self.has_name(name);
+        let new: Vec<&str> = link.alternative_names.iter().map(String::as_str).filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        match route.remove_alternative_names(link, &new) {
+            // Before Linux 6.7, nobody finds the moved link by the names that it lists.
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other.map_err(failed),
+        }
+    }
+
     /// True if the device had this MAC address on the node.
     pub(super) fn has_mac(&self, mac: Mac) -> bool {
         self.mac.as_deref() == Some(mac.to_string().as_str())
@@ -73,11 +88,12 @@ impl Record {
         !self.is_plain || link.kind == LinkKind::Plain
     }
 
-    /// True if the device is on the node under its name. The record is then left from a call that was killed, or
+    /// Finds the device on the node under its name. If it is there, the record is left from a call that was killed, or
     /// another plugin set has moved the device back.
-    pub(super) fn is_on_node(&self, route: &RouteSocket) -> Result<bool, CniError> {
+    pub(super) fn find_on_node(&self, route: &RouteSocket) -> Result<Option<Link>, CniError> {
         let link = route.find_link(&self.name).map_err(failed)?;
-        Ok(link.is_some_and(|link| link.mac.map(|mac| mac.to_string()) == self.mac && self.may_be(&link)))
+        let is_it = |link: &Link| link.mac.map(|mac| mac.to_string()) == self.mac && self.may_be(link);
+        Ok(link.filter(is_it))
     }
 }
 
