@@ -48,6 +48,7 @@ mod run_dir;
 mod service_links;
 pub mod teardown;
 pub mod trace;
+pub mod tunnel_guard;
 pub mod whereabouts;
 
 pub use backend::{

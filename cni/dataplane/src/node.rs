@@ -15,7 +15,7 @@ use crate::nftables::session::Session;
 use crate::nftables::state::State;
 use crate::nftables::{addresses, owner_entry as record, schema};
 use crate::owned_table::Patience;
-use crate::{AddressFamily, ContainerNetns, Error};
+use crate::{AddressFamily, ContainerNetns, Error, tunnel_guard};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -220,8 +220,8 @@ pub struct ForwardChain {
 pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
-    let ours = schema::table();
-    let foreign = chains.into_iter().filter(|chain| chain.table != ours);
+    let ours = [schema::table(), tunnel_guard::table()];
+    let foreign = chains.into_iter().filter(|chain| !ours.contains(&chain.table));
     let forward = foreign.filter_map(|chain| {
         let base = chain.base.filter(|base| base.hook == Hook::Forward)?;
         Some(ForwardChain {

@@ -9,6 +9,7 @@ mod api;
 mod changes;
 mod damage;
 mod deployment;
+mod encapsulated;
 mod encryption;
 mod figures;
 mod foreign;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use cni_dataplane::tunnel_guard;
 use cni_kernel::route::{Notification, NotificationGroup, Notifications, RouteError};
 use cni_nftables::notify::{self, TableChange};
 use cni_nftables::{Family, TableId};
@@ -67,9 +68,7 @@ pub async fn run(
     let kept = Arc::<Mutex<OwnObjects>>::default();
     // A single report represents all changes until it is received.
     let (sender, mut kernel) = mpsc::channel(1);
-    if settings.accepts_forwarded {
-        follow_rules(sender.clone()).map_err(AgentError::Start)?;
-    }
+    follow_rules(settings.accepts_forwarded, sender.clone()).map_err(AgentError::Start)?;
     follow(Notifications::open(&groups)?, Arc::clone(&kept), sender).map_err(AgentError::Start)?;
     let mut resync = interval(RESYNC);
     resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -156,9 +155,10 @@ fn follow(
     thread::Builder::new().name("kernel".to_owned()).spawn(work).map(drop)
 }
 
-/// Waits in a separate thread for changes of iptables' tables, after which the chain FORWARD may drop packets. Legacy
-/// iptables and kernels without nf_tables report no changes, so the next comparison finds these.
-fn follow_rules(sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> {
+/// Waits in a separate thread for changes of the tunnel's guard and, if the agent accepts forwarded packets, of
+/// iptables' tables, after which the chain FORWARD may drop packets. Legacy iptables and kernels without nf_tables
+/// report no changes, so the next comparison finds these.
+fn follow_rules(accepts_forwarded: bool, sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> {
     let mut rules = match notify::Notifications::open() {
         Ok(rules) => rules,
         Err(error) => {
@@ -172,7 +172,9 @@ fn follow_rules(sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> 
                 Ok(None) => continue,
                 Ok(Some(notify::Notification::Lost)) => true,
                 Ok(Some(notify::Notification::Generation(generation))) => {
-                    generation.tables.iter().any(|(table, change)| may_drop(table, *change))
+                    generation.tables.iter().any(|(table, change)| {
+                        accepts_forwarded && may_drop(table, *change) || may_open(table, *change)
+                    })
                 }
                 Err(error) => {
                     log::warn!(
@@ -194,6 +196,11 @@ fn follow_rules(sender: mpsc::Sender<Result<(), RouteError>>) -> io::Result<()> 
 fn may_drop(table: &TableId, change: TableChange) -> bool {
     let is_iptables = matches!(table.family, Family::Ip | Family::Ip6) && table.name == "filter";
     is_iptables && matches!(change, TableChange::Contents | TableChange::Deleted)
+}
+
+/// True if the tunnel's guard may be incomplete.
+fn may_open(table: &TableId, change: TableChange) -> bool {
+    tunnel_guard::is_table(table) && change != TableChange::ElementsAdded
 }
 
 /// The agent's objects in the kernel: changes of anything else cause no comparison.

@@ -121,6 +121,8 @@ pub struct Desired {
     pub refused: Vec<IpNet>,
     /// The VXLAN device; none if this node needs none.
     pub tunnel: Option<Tunnel>,
+    /// Who may send to the VXLAN devices of this node and of others.
+    pub senders: TunnelSenders,
     /// The WireGuard device; none without encryption.
     pub wireguard: Option<WireGuard>,
     /// The MTU of pods, in bytes; none without an uplink.
@@ -187,6 +189,18 @@ pub struct Tunnel {
     pub peers: Vec<TunnelPeer>,
 }
 
+/// The addresses that packets of VXLAN devices have. All are empty if no node has such a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TunnelSenders {
+    /// The InternalIPs of this node, at which its device receives.
+    pub own: BTreeSet<IpAddr>,
+    /// The InternalIPs of the other Nodes. Those with a direct path count, too, because they may take this node for one
+    /// without.
+    pub nodes: BTreeSet<IpAddr>,
+    /// The InternalIPs at which the devices of other Nodes receive.
+    pub ends: BTreeSet<IpAddr>,
+}
+
 /// The other end of a tunnel: an FDB entry, and a neighbour entry for each next hop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TunnelPeer {
@@ -225,7 +239,8 @@ pub fn desired(
         Some(encryption) => plan.encrypted(&peers, encryption),
         None => plan.paths(&peers),
     };
-    plan.finish(paths)
+    let senders = plan.senders(&peers, paths.tunnel.is_some());
+    Desired { senders, ..plan.finish(paths) }
 }
 
 /// The paths to all peers.
@@ -473,6 +488,19 @@ impl<'a> Plan<'a> {
         Ok(TunnelPeer { node: peer.node.name.clone(), mac, address, port, gateways: Vec::new() })
     }
 
+    /// The senders of the nodes' devices. The other Nodes' devices matter without a device of this node, too, because
+    /// this node forwards packets of its pods.
+    fn senders(&self, peers: &[Peer<'_>], has_device: bool) -> TunnelSenders {
+        let with_device = peers.iter().filter(|peer| peer.node.annotations.vxlan_mac.is_some());
+        let ends: BTreeSet<IpAddr> = with_device.flat_map(|peer| &peer.addresses).copied().collect();
+        if !has_device && ends.is_empty() {
+            return TunnelSenders::default();
+        }
+        let own = self.own_node.into_iter().flat_map(|node| &node.addresses).copied().collect();
+        let nodes = peers.iter().flat_map(|peer| &peer.addresses).copied().collect();
+        TunnelSenders { own, nodes, ends }
+    }
+
     fn finish(mut self, paths: Paths) -> Desired {
         let Paths { routes, refused, tunnel, wireguard } = paths;
         let mtu = self.mtu(tunnel.as_ref());
@@ -485,6 +513,7 @@ impl<'a> Plan<'a> {
             routes,
             refused,
             tunnel,
+            senders: TunnelSenders::default(),
             wireguard,
             mtu,
             prune: self.own_node.is_some(),

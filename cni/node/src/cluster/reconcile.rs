@@ -3,9 +3,9 @@
 //! A comparison of the node with its desired state, and the changes that follow from it. Kernel and files are read each
 //! time. Each comparison tells the next one who holds pod CIDRs and keys, and nothing else.
 //!
-//! The order: the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with its gateways, and
-//! forwarding; the file of subnets; last the configuration for the container runtime, which is ready for pods from then
-//! on. A failure keeps back only what depends on it.
+//! The order: the tunnel's guard, the device of VXLAN or WireGuard, its peers and the routes (`paths`); the bridge with
+//! its gateways, and forwarding; the file of subnets; last the configuration for the container runtime, which is ready
+//! for pods from then on. A failure keeps back only what depends on it.
 
 mod paths;
 
@@ -135,6 +135,9 @@ pub enum Failure {
     /// The tunnel's device could not be made.
     #[error("tunnel: {0}")]
     Tunnel(#[from] TunnelError),
+    /// Pods could not be kept from sending to VXLAN devices.
+    #[error("guard of the tunnel: {0}")]
+    Guard(cni_dataplane::Error),
     /// The WireGuard device could not be made.
     #[error("WireGuard: {0}")]
     WireGuard(#[from] WireGuardError),
@@ -177,7 +180,8 @@ pub fn reconcile(
 ) -> Result<Report, Failure> {
     let begin = Instant::now();
     let socket = RouteSocket::open()?;
-    let mut here = here(&socket, &settings.bridge)?;
+    let links = socket.links()?;
+    let mut here = here(&socket, &links, &settings.bridge)?;
     // The desired state depends on the node's public key.
     let encrypted = settings
         .paths
@@ -197,8 +201,14 @@ pub fn reconcile(
         report: Report::default(),
     };
     run.report.links = here.uplinks.iter().map(|uplink| uplink.index).collect();
+    let guard = tunnel::guard(&desired, settings.paths.port, &links, &here.uplinks, &settings.bridge);
+    // Before the device is made, and after it is removed.
+    run.set_guard(guard.as_ref());
     let devices = Devices { vxlan: run.tunnel(&desired), wireguard: run.wireguard(&desired, encrypted) };
     run.report.links.extend(devices.all().map(|device| device.index));
+    if guard.is_none() {
+        run.release_guard();
+    }
     run.routes(&desired, &devices)?;
     // Up to here, only changes of devices, peers and routes can have failed.
     let has_paths = run.report.errors.is_empty();
@@ -218,8 +228,7 @@ pub fn reconcile(
 /// The uplinks: links that are up and have a global address in a subnet that other hosts may be in. The loopback, the
 /// bridge of the pods and the devices of VXLAN and WireGuard do not count, nor does a link with a route or address that
 /// leads to one host only.
-fn here(socket: &RouteSocket, bridge: &str) -> Result<LocalView, RouteError> {
-    let links = socket.links()?;
+fn here(socket: &RouteSocket, links: &[Link], bridge: &str) -> Result<LocalView, RouteError> {
     let addresses = socket.all_addresses()?;
     let others = ["lo", bridge, tunnel::DEVICE, wireguard::DEVICE];
     let is_uplink = |link: &&Link| link.up && !others.contains(&link.name.as_str());

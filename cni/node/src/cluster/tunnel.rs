@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
-use cni_dataplane::owner::MADE;
+use cni_dataplane::owner::{MADE, is_own_link};
+use cni_dataplane::tunnel_guard::TunnelGuard;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, FdbEntry, Link, LinkChange, LinkKind, Neighbour, NewKind, NewLink, RouteError,
@@ -15,7 +17,7 @@ use cni_kernel::route::{
 use cni_state::agent::VXLAN_LINK;
 use ipnet::IpNet;
 
-use super::desired::{Tunnel, TunnelPeer};
+use super::desired::{Desired, Tunnel, TunnelPeer, TunnelSenders, Uplink};
 use crate::host::bridge::is_foreign;
 
 /// The device's name.
@@ -167,6 +169,37 @@ pub(super) fn set_peers(
         Err(error) => errors.push(error),
     }
     errors
+}
+
+/// The guard of the nodes' devices; none if no node has one. Packets of other nodes may come in on any link, except for
+/// those that lead to pods only: the bridges and links that Slipway has made, and veths that are not uplinks.
+///
+/// `port` is this node's, and counts for the devices of other nodes, too, whatever they announce. Otherwise a hostile
+/// kubelet could announce the address and port of a name server, and no pod could send to that any more.
+pub(super) fn guard(
+    desired: &Desired,
+    port: NonZeroU16,
+    links: &[Link],
+    uplinks: &[Uplink],
+    bridge: &str,
+) -> Option<TunnelGuard> {
+    let TunnelSenders { own, nodes, ends } = &desired.senders;
+    if desired.senders == TunnelSenders::default() {
+        return None;
+    }
+    let is_of_pods = |link: &&Link| {
+        let is_uplink = uplinks.iter().any(|uplink| uplink.index == link.index);
+        [bridge, "lo"].contains(&link.name.as_str())
+            || is_own_link(&link.alias)
+            || !is_uplink && matches!(link.kind, LinkKind::Veth | LinkKind::Bridge)
+    };
+    Some(TunnelGuard {
+        links: links.iter().filter(|link| !is_of_pods(link)).map(|link| link.name.clone()).collect(),
+        ports: desired.tunnel.iter().map(|tunnel| tunnel.port.get()).collect(),
+        own: own.clone(),
+        nodes: nodes.clone(),
+        ends: ends.iter().map(|address| (*address, port.get())).collect(),
+    })
 }
 
 /// Deletes the device, if Slipway made it. True if it was there.

@@ -3,9 +3,10 @@
 //! The paths to other nodes' pods: the devices of VXLAN and WireGuard with their peers, and the routes.
 
 use cni_dataplane::owner::MADE;
+use cni_dataplane::tunnel_guard::{self, Others, TunnelGuard};
 use cni_kernel::route::{Link, RouteError, RouteSocket};
 
-use super::Reconciliation;
+use super::{Failure, Reconciliation};
 use crate::cluster::annotations::vxlan_mac_of;
 use crate::cluster::desired::{Desired, InstalledPaths};
 use crate::cluster::key;
@@ -45,6 +46,28 @@ pub(super) fn installed(
 }
 
 impl Reconciliation<'_> {
+    /// Keeps pods from sending to VXLAN devices. Without a complete list of Nodes, no sender is taken away.
+    pub(super) fn set_guard(&mut self, guard: Option<&TunnelGuard>) {
+        let Some(guard) = guard else { return };
+        let others = if self.may_delete { Others::Remove } else { Others::Keep };
+        match tunnel_guard::set(guard, others) {
+            Ok(()) => {}
+            Err(error @ cni_dataplane::Error::NoNfTables(_)) => {
+                log::debug!("no guard of the tunnel: {error}")
+            }
+            Err(error) => self.failed(Failure::Guard(error)),
+        }
+    }
+
+    /// Removes the guard, as no node has a VXLAN device.
+    pub(super) fn release_guard(&mut self) {
+        if self.may_delete
+            && let Err(error) = tunnel_guard::release()
+        {
+            self.failed(Failure::Guard(error));
+        }
+    }
+
     /// Makes the tunnel's device with its peers, or removes it if no tunnel is wanted. None without a tunnel, or if the
     /// device could not be made.
     pub(super) fn tunnel(&mut self, desired: &Desired) -> Option<Link> {

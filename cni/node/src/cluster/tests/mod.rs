@@ -20,7 +20,9 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use super::annotations::{VXLAN_MAC, VXLAN_PORT, WIREGUARD_KEY, WIREGUARD_PORT, vxlan_mac_of};
-use super::desired::{self, Claims, Desired, Encryption, LocalView, Settings, TunnelMode, Uplink, Via};
+use super::desired::{
+    self, Claims, Desired, Encryption, LocalView, Settings, TunnelMode, TunnelSenders, Uplink, Via,
+};
 use super::node_name::NodeName;
 use super::nodes::{Node, Nodes};
 use super::object::NodeObject;

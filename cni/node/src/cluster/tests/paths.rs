@@ -162,3 +162,20 @@ fn without_the_own_node_nothing_is_pruned() {
     assert_eq!(problems(&lost), ["node own: the API server has no Node of this name"]);
     assert_eq!(lost.routes.len(), 2);
 }
+
+/// Packets of this node's pods must not reach the devices of others even if this node has none.
+#[test]
+fn the_senders_of_tunnels_are_the_nodes() {
+    let wanted = with([near(), announcing(far(), None)], TunnelMode::Auto);
+    assert!(wanted.tunnel.is_some());
+    let senders = wanted.senders;
+    assert_eq!(senders.own, [ip("192.168.50.10"), ip("fd50::10")].into());
+    assert_eq!(senders.ends, BTreeSet::from_iter(far().addresses));
+    assert!(near().addresses.iter().chain(&far().addresses).all(|address| senders.nodes.contains(address)));
+
+    let without = with([announcing(near(), Some(4789))], TunnelMode::Auto);
+    assert!(without.tunnel.is_none());
+    assert_eq!(without.senders.ends, BTreeSet::from_iter(near().addresses));
+
+    assert_eq!(with([near()], TunnelMode::Auto).senders, TunnelSenders::default());
+}

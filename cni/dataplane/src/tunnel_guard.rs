@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The guard of a cluster's VXLAN devices, which take frames from whoever sends them.
+//!
+//! A pod could send a frame in a UDP packet to the port of its own node's device, or of another node's, and the device
+//! would deliver it to any pod as a packet with any source address. The receiving node cannot tell such a packet from
+//! one of the other node, because its source is masqueraded or forged. Therefore each node also refuses to forward
+//! packets of its pods to the devices of other nodes.
+//!
+//! ```text
+//! table inet slipway-tunnel {
+//!     set links { ifname }                   links that may lead to other nodes; those of pods are not among them
+//!     set ports { inet_service }             ports at which this node's device receives
+//!     set own4 { ipv4_addr }                 addresses of this node, and of other nodes; and the same with 6
+//!     set nodes4 { ipv4_addr }
+//!     set ends4 { ipv4_addr . inet_service } where the devices of other nodes receive; and ends6
+//!     chain input   { type filter hook input … }
+//!     chain forward { type filter hook forward … }
+//! }
+//! ```
+//!
+//! Calico drops the same packets. The chains are of type filter, because a forged packet can belong to a flow that
+//! conntrack knows, of which chains of type nat see only the first packet.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, DataType, Element, ElementId, ElementInfo, Family, Field, Hook, Policy,
+    Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
+};
+
+use crate::Error;
+use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
+
+/// Family and name, for messages.
+const TABLE: &str = "inet slipway-tunnel";
+const DEFINITION: Definition =
+    Definition { family: Family::Inet, name: "slipway-tunnel", label: TABLE, schema: 1 };
+const INPUT: &str = "input";
+const FORWARD: &str = "forward";
+const LINKS: &str = "links";
+const PORTS: &str = "ports";
+const OWN: [&str; 2] = ["own4", "own6"];
+const NODES: [&str; 2] = ["nodes4", "nodes6"];
+const ENDS: [&str; 2] = ["ends4", "ends6"];
+
+/// The chains come before those of other programs, whose verdicts must not depend on forged packets.
+const BASES: [(&str, BaseChain); 2] = [(INPUT, base(Hook::Input)), (FORWARD, base(Hook::Forward))];
+
+const fn base(hook: Hook) -> BaseChain {
+    BaseChain { kind: ChainKind::Filter, hook, priority: -300, policy: Policy::Accept }
+}
+
+/// The devices and the packets that they may get.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TunnelGuard {
+    /// The links that may lead to other nodes.
+    pub links: BTreeSet<String>,
+    /// The ports at which this node's device receives.
+    pub ports: BTreeSet<u16>,
+    /// The addresses at which it receives.
+    pub own: BTreeSet<IpAddr>,
+    /// The addresses of the nodes that may send to it.
+    pub nodes: BTreeSet<IpAddr>,
+    /// The addresses and ports at which the devices of other nodes receive.
+    pub ends: BTreeSet<(IpAddr, u16)>,
+}
+
+/// What happens to elements that are in the table but not in the [`TunnelGuard`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    Keep,
+    Remove,
+}
+
+/// True for the guard's table.
+#[must_use]
+pub fn is_table(id: &TableId) -> bool {
+    *id == table()
+}
+
+pub(crate) fn table() -> TableId {
+    DEFINITION.id()
+}
+
+fn rules(chain: &str) -> Vec<Vec<Stmt>> {
+    let from_pod = || Stmt::not_in_set(&[Field::Iifname], LINKS);
+    let refuse = || Stmt::Verdict(Verdict::Drop);
+    match chain {
+        INPUT => {
+            // Each rule names the port. A rule that let all other packets pass first would not match fragments of IPv6,
+            // which have no port and are put together only after this hook, unless conntrack does it before.
+            let refuse_if =
+                |condition: Stmt| vec![Stmt::in_set(&[Field::UdpDport], PORTS), condition, refuse()];
+            vec![
+                refuse_if(from_pod()),
+                refuse_if(Stmt::not_in_set(&[Field::IpSaddr], NODES[0])),
+                refuse_if(Stmt::not_in_set(&[Field::Ip6Saddr], NODES[1])),
+                refuse_if(Stmt::not_in_set(&[Field::IpDaddr], OWN[0])),
+                refuse_if(Stmt::not_in_set(&[Field::Ip6Daddr], OWN[1])),
+            ]
+        }
+        _ => {
+            let to = |address: Field, ends: &str| {
+                vec![Stmt::in_set(&[address, Field::UdpDport], ends), from_pod(), refuse()]
+            };
+            vec![to(Field::IpDaddr, ENDS[0]), to(Field::Ip6Daddr, ENDS[1])]
+        }
+    }
+}
+
+fn sets() -> [(&'static str, Vec<DataType>); 8] {
+    use DataType::{Ifname, InetService, Ipv4Addr, Ipv6Addr};
+    [
+        (LINKS, vec![Ifname]),
+        (PORTS, vec![InetService]),
+        (OWN[0], vec![Ipv4Addr]),
+        (OWN[1], vec![Ipv6Addr]),
+        (NODES[0], vec![Ipv4Addr]),
+        (NODES[1], vec![Ipv6Addr]),
+        (ENDS[0], vec![Ipv4Addr, InetService]),
+        (ENDS[1], vec![Ipv6Addr, InetService]),
+    ]
+}
+
+/// Makes the whole table. Adding an existing object changes nothing, except for rules, so the chains are flushed first.
+fn bootstrap() -> Transaction {
+    let t = table();
+    let mut batch = Transaction::new();
+    batch
+        .add_table(Table::new(&t).comment("slipway: who may send to VXLAN devices of nodes"))
+        .add_chain(Chain::new(&t, &marker(DEFINITION.schema)));
+    for (name, key) in sets() {
+        batch.add_set(Set::new(&t, name, &key));
+    }
+    for (chain, base) in BASES {
+        batch.add_chain(Chain::new(&t, chain).base(base)).flush_chain(&t, chain);
+        for stmts in rules(chain) {
+            batch.add_rule(Rule::new(&t, chain, stmts));
+        }
+    }
+    batch
+}
+
+/// The keys of a set.
+fn wanted(guard: &TunnelGuard, set: &str) -> HashSet<Vec<Value>> {
+    let of_family = |addresses: &BTreeSet<IpAddr>, names: &[&str; 2]| {
+        let is_v6 = set == names[1];
+        let fitting = addresses.iter().filter(|address| address.is_ipv6() == is_v6);
+        fitting.map(|address| vec![Value::address(*address)]).collect()
+    };
+    match set {
+        LINKS => guard.links.iter().map(|name| vec![Value::Ifname(name.clone())]).collect(),
+        PORTS => guard.ports.iter().map(|port| vec![Value::Port(*port)]).collect(),
+        set if OWN.contains(&set) => of_family(&guard.own, &OWN),
+        set if NODES.contains(&set) => of_family(&guard.nodes, &NODES),
+        set => {
+            let fitting = guard.ends.iter().filter(|(address, _)| address.is_ipv6() == (set == ENDS[1]));
+            fitting.map(|(address, port)| vec![Value::address(*address), Value::Port(*port)]).collect()
+        }
+    }
+}
+
+/// The keys that a set of the table has; none if the set is missing.
+fn shown(table: &OwnedTable, set: &str) -> Result<HashSet<Vec<Value>>, Error> {
+    let keep = |keys: &mut HashSet<Vec<Value>>, element: ElementInfo| {
+        keys.insert(element.key);
+    };
+    match table.socket.fold_elements(&table.table, set, HashSet::new, keep) {
+        Err(error) if error.is_not_found() => Ok(HashSet::new()),
+        read => read.map_err(|error| Error::kernel(format!("list set {set} of table {TABLE}"), error)),
+    }
+}
+
+/// True if the table exists with both chains and all their rules, which use all sets.
+fn is_complete(table: &OwnedTable) -> Result<bool, Error> {
+    if table.schema()?.is_none() {
+        return Ok(false);
+    }
+    for (name, base) in BASES {
+        let count = u32::try_from(rules(name).len()).unwrap_or_default();
+        if table.chain(name)?.is_none_or(|chain| chain.base != Some(base) || chain.uses != count) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Puts the guard in place. Changes nothing if it already is.
+///
+/// # Errors
+/// [`Error::NoNfTables`] on a kernel without nf_tables; [`Error::ForeignTable`] or [`Error::NewerSchema`] if another
+/// program or a later version made the table; [`Error::Busy`] if other processes change the ruleset at every attempt.
+pub fn set(guard: &TunnelGuard, others: Others) -> Result<(), Error> {
+    let table = OwnedTable::open(DEFINITION)?;
+    table.transact("guard the tunnel", |_| {
+        let mut batch = if is_complete(&table)? { Transaction::new() } else { bootstrap() };
+        for (name, _) in sets() {
+            let (wanted, shown) = (wanted(guard, name), shown(&table, name)?);
+            if others == Others::Remove {
+                for key in shown.difference(&wanted) {
+                    batch.delete_element(ElementId::new(&table.table, name, key.clone()));
+                }
+            }
+            for key in wanted.difference(&shown) {
+                batch.add_element(Element::new(ElementId::new(&table.table, name, key.clone())));
+            }
+        }
+        Ok((batch, ()))
+    })
+}
+
+/// Removes the guard.
+///
+/// # Errors
+/// As for [`set`], but a kernel without nf_tables is none.
+pub fn release() -> Result<(), Error> {
+    unless_no_nf_tables(OwnedTable::open(DEFINITION).and_then(|table| {
+        table.transact("remove the guard of the tunnel", |_| {
+            let mut batch = Transaction::new();
+            if table.schema()?.is_some() {
+                batch.delete_table(&table.table);
+            }
+            Ok((batch, ()))
+        })
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_table() {
+        expect_test::expect![[r#"
+            add table inet slipway-tunnel { comment "slipway: who may send to VXLAN devices of nodes" ; }
+            add chain inet slipway-tunnel schema-1
+            add set inet slipway-tunnel links { type ifname ; }
+            add set inet slipway-tunnel ports { type inet_service ; }
+            add set inet slipway-tunnel own4 { type ipv4_addr ; }
+            add set inet slipway-tunnel own6 { type ipv6_addr ; }
+            add set inet slipway-tunnel nodes4 { type ipv4_addr ; }
+            add set inet slipway-tunnel nodes6 { type ipv6_addr ; }
+            add set inet slipway-tunnel ends4 { type ipv4_addr . inet_service ; }
+            add set inet slipway-tunnel ends6 { type ipv6_addr . inet_service ; }
+            add chain inet slipway-tunnel input { type filter hook input priority -300 ; policy accept ; }
+            flush chain inet slipway-tunnel input
+            add rule inet slipway-tunnel input udp dport @ports iifname != @links drop
+            add rule inet slipway-tunnel input udp dport @ports ip saddr != @nodes4 drop
+            add rule inet slipway-tunnel input udp dport @ports ip6 saddr != @nodes6 drop
+            add rule inet slipway-tunnel input udp dport @ports ip daddr != @own4 drop
+            add rule inet slipway-tunnel input udp dport @ports ip6 daddr != @own6 drop
+            add chain inet slipway-tunnel forward { type filter hook forward priority -300 ; policy accept ; }
+            flush chain inet slipway-tunnel forward
+            add rule inet slipway-tunnel forward ip daddr . udp dport @ends4 iifname != @links drop
+            add rule inet slipway-tunnel forward ip6 daddr . udp dport @ends6 iifname != @links drop
+        "#]]
+        .assert_eq(&bootstrap().to_string());
+    }
+
+    #[test]
+    fn the_keys_of_each_set_are_of_its_family() {
+        let addresses: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
+        let guard = TunnelGuard {
+            links: ["eth0".to_owned()].into(),
+            ports: [4789].into(),
+            own: addresses.into(),
+            nodes: addresses.into(),
+            ends: addresses.map(|address| (address, 4789)).into(),
+        };
+        for (name, key) in sets() {
+            let keys = wanted(&guard, name);
+            let types: Vec<Vec<DataType>> =
+                keys.iter().map(|key| key.iter().map(Value::data_type).collect()).collect();
+            assert_eq!(types, [key], "{name}");
+        }
+    }
+}
