@@ -2,6 +2,9 @@
 
 //! Each key of the plugin.
 
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, sendto, socket};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Pod, Proto, address_of, peer_fails};
 
@@ -204,4 +207,45 @@ fn a_foreign_source_address_is_dropped() {
     let ruleset = node.ruleset();
     assert!(!ruleset.contains(&outer(&result)) && !ruleset.contains(&own), "{ruleset}");
     network.check(&Attach::new(&two)).expect("CHECK of the second container");
+}
+
+/// The bridge takes frames to these groups for itself, so they do not reach the guard. With a neighbour's address as
+/// their source, they must not draw the neighbour's frames to their sender.
+#[test]
+fn a_foreign_source_address_is_not_learnt_from_link_local_frames() {
+    peer_fails("learns it", || {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, &json!({"macspoofchk": true, "isGateway": true}));
+        add(&network, &one);
+        let port = outer(&add(&network, &two));
+        let learnt = || {
+            let table = node.cmd("bridge fdb show br br0");
+            let of_two = table.lines().filter(|line| line.starts_with(&two.mac("eth0")));
+            of_two.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let _server = two.serve(Proto::Tcp, "0.0.0.0:80", "two");
+        one.expect(Proto::Tcp, ([10, 1, 2, 3], 80), "two");
+        assert!(learnt().iter().all(|line| line.contains(&port)), "{:?}", learnt());
+        let source: Vec<u8> =
+            two.mac("eth0").split(':').map(|byte| u8::from_str_radix(byte, 16).expect("a byte")).collect();
+        // Groups of STP, of LACP, of 802.1X and of LLDP (IEEE 802.1Q, table 8-1).
+        for last in [0, 2, 3, 0x0e] {
+            let frame = [&[1, 0x80, 0xc2, 0, 0, last][..], &source[..], &[0x88, 0xcc], &[0; 50]].concat();
+            one.run(|| {
+                let socket =
+                    socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), SockProtocol::EthAll);
+                let mut links = nix::ifaddrs::getifaddrs().expect("interfaces");
+                let link = links.find_map(|link| {
+                    link.address.filter(|_| link.interface_name == "eth0")?.as_link_addr().copied()
+                });
+                let fd = socket.expect("a socket");
+                sendto(fd.as_raw_fd(), &frame, &link.expect("the link"), MsgFlags::empty())
+                    .expect("it is sent");
+            });
+        }
+        // This arrives at the bridge after the frames.
+        one.expect(Proto::Tcp, ([10, 1, 2, 3], 80), "two");
+        assert!(learnt().iter().all(|line| line.contains(&port)), "{:?}", learnt());
+    });
 }

@@ -4,8 +4,9 @@
 
 use cni_netlink::message;
 use rtnetlink::packet_route::link::{
-    AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
-    InfoPortData, InfoPortKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage,
+    AfSpecBridge, BridgeBooleanOptionFlags, BridgeBooleanOptions, BridgeVlanInfo, BridgeVlanInfoFlags,
+    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkAttribute,
+    LinkExtentMask, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -131,6 +132,25 @@ impl RouteSocket {
             LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::VlanFiltering(filtering == VlanFiltering::On)])),
         ]));
         let action = format_args!("set {} vlan_filtering {filtering:?}", bridge.name);
+        self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
+    }
+
+    /// Keeps a bridge from learning the source addresses of frames to link-local groups, such as those of LLDP
+    /// (`BR_BOOLOPT_NO_LL_LEARN`). The bridge takes these frames for itself, and most of them pass no netfilter hook
+    /// before it learns their sources (`br_handle_frame` in `net/bridge/br_input.c`).
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] if the bridge is gone.
+    pub fn ignore_link_local_sources(&self, bridge: &Link) -> Result<(), RouteError> {
+        let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
+        let options = InfoBridge::MultiBoolOpt(BridgeBooleanOptions { value: option, mask: option });
+        let mut message = LinkMessage::default();
+        message.header.index = bridge.index;
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Bridge),
+            LinkInfo::Data(InfoData::Bridge(vec![options])),
+        ]));
+        let action = format_args!("set {} no_linklocal_learn", bridge.name);
         self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
     }
 

@@ -178,6 +178,9 @@ fn set_up<'a>(
         undo.on_failure("remove the guard against spoofing", || macspoof::release(attachment));
         // The container's end is still down: no packet passes before.
         macspoof::protect(attachment, &port.name, mac)?;
+        // The guard does not see frames of LLDP and the like. With a neighbour's address as their source, the bridge
+        // would send that neighbour's frames to this container.
+        host.route.ignore_link_local_sources(&bridge).map_err(failed)?;
     }
     masquerade::prepare(&settings.common, &port)?;
     if joins_last {
