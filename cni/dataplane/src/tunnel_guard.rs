@@ -7,6 +7,9 @@
 //! one of the other node, because its source is masqueraded or forged. Therefore each node also refuses to forward
 //! packets of its pods to the devices of other nodes.
 //!
+//! With encryption, packets of other nodes' pods arrive on the WireGuard device, which checks their sources. Packets
+//! with such a source on another link are forged. Without encryption nobody can tell.
+//!
 //! ```text
 //! table inet slipway-tunnel {
 //!     set links { ifname }                   links that may lead to other nodes; those of pods are not among them
@@ -14,6 +17,7 @@
 //!     set own4 { ipv4_addr }                 addresses of this node, and of other nodes; and the same with 6
 //!     set nodes4 { ipv4_addr }
 //!     set ends4 { ipv4_addr . inet_service } where the devices of other nodes receive; and ends6
+//!     set pods4 { ipv4_addr }                with encryption, the addresses of all pods; and pods6
 //!     chain input   { type filter hook input … }
 //!     chain forward { type filter hook forward … }
 //! }
@@ -29,8 +33,10 @@ use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Element, ElementId, ElementInfo, Family, Field, Hook, Policy,
     Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
 };
+use ipnet::IpNet;
 
 use crate::Error;
+use crate::nftables::schema::exempt::follows;
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 
 /// Family and name, for messages.
@@ -44,6 +50,7 @@ const PORTS: &str = "ports";
 const OWN: [&str; 2] = ["own4", "own6"];
 const NODES: [&str; 2] = ["nodes4", "nodes6"];
 const ENDS: [&str; 2] = ["ends4", "ends6"];
+const PODS: [&str; 2] = ["pods4", "pods6"];
 
 /// The chains come before those of other programs, whose verdicts must not depend on forged packets.
 const BASES: [(&str, BaseChain); 2] = [(INPUT, base(Hook::Input)), (FORWARD, base(Hook::Forward))];
@@ -65,6 +72,8 @@ pub struct TunnelGuard {
     pub nodes: BTreeSet<IpAddr>,
     /// The addresses and ports at which the devices of other nodes receive.
     pub ends: BTreeSet<(IpAddr, u16)>,
+    /// The prefixes of pods whose packets arrive encrypted only, and of this node's pods. Empty without encryption.
+    pub pods: BTreeSet<IpNet>,
 }
 
 /// What happens to elements that are in the table but not in the [`TunnelGuard`].
@@ -105,7 +114,15 @@ fn rules(chain: &str) -> Vec<Vec<Stmt>> {
             let to = |address: Field, ends: &str| {
                 vec![Stmt::in_set(&[address, Field::UdpDport], ends), from_pod(), refuse()]
             };
-            vec![to(Field::IpDaddr, ENDS[0]), to(Field::Ip6Daddr, ENDS[1])]
+            let clear = |source: Field, pods: &str| {
+                vec![Stmt::in_set(&[Field::Iifname], LINKS), Stmt::in_set(&[source], pods), refuse()]
+            };
+            vec![
+                to(Field::IpDaddr, ENDS[0]),
+                to(Field::Ip6Daddr, ENDS[1]),
+                clear(Field::IpSaddr, PODS[0]),
+                clear(Field::Ip6Saddr, PODS[1]),
+            ]
         }
     }
 }
@@ -133,6 +150,9 @@ fn bootstrap() -> Transaction {
         .add_chain(Chain::new(&t, &marker(DEFINITION.schema)));
     for (name, key) in sets() {
         batch.add_set(Set::new(&t, name, &key));
+    }
+    for (name, key) in PODS.into_iter().zip([DataType::Ipv4Addr, DataType::Ipv6Addr]) {
+        batch.add_set(Set::new(&t, name, &[key]).intervals());
     }
     for (chain, base) in BASES {
         batch.add_chain(Chain::new(&t, chain).base(base)).flush_chain(&t, chain);
@@ -173,6 +193,62 @@ fn shown(table: &OwnedTable, set: &str) -> Result<HashSet<Vec<Value>>, Error> {
     }
 }
 
+/// The first and the last address of each range.
+type Ranges = Vec<(IpAddr, IpAddr)>;
+
+/// The ranges that a set of the table has; none if the set is missing.
+fn shown_ranges(table: &OwnedTable, set: &str) -> Result<Ranges, Error> {
+    let address = |value: Value| match value {
+        Value::Ipv4(address) => Some(IpAddr::V4(address)),
+        Value::Ipv6(address) => Some(IpAddr::V6(address)),
+        _ => None,
+    };
+    match table.socket.ranges(&table.table, set) {
+        Err(error) if error.is_not_found() => Ok(Ranges::new()),
+        Err(error) => Err(Error::kernel(format!("list set {set} of table {TABLE}"), error)),
+        Ok(shown) => Ok(shown.into_iter().filter_map(|(a, b)| Some((address(a)?, address(b)?))).collect()),
+    }
+}
+
+/// Joins ranges that overlap or touch, because not every kernel allows a set in which the end of one range is the
+/// beginning of another.
+fn joined(mut ranges: Ranges) -> Ranges {
+    ranges.sort_unstable();
+    let mut joined = Ranges::new();
+    for (first, last) in ranges {
+        match joined.last_mut() {
+            Some((_, end)) if first <= *end || follows(*end, first) => *end = last.max(*end),
+            _ => joined.push((first, last)),
+        }
+    }
+    joined
+}
+
+/// The changes of a set of pods' addresses.
+fn change_pods(
+    batch: &mut Transaction,
+    table: &OwnedTable,
+    set: &str,
+    pods: &BTreeSet<IpNet>,
+    others: Others,
+) -> Result<(), Error> {
+    let shown = shown_ranges(table, set)?;
+    let fitting = pods.iter().filter(|net| net.addr().is_ipv6() == (set == PODS[1]));
+    let mut wanted: Ranges = fitting.map(|net| (net.network(), net.broadcast())).collect();
+    if others == Others::Keep {
+        wanted.extend(&shown);
+    }
+    let wanted = joined(wanted);
+    if wanted != shown {
+        batch.flush_set(&table.table, set);
+        for (first, last) in wanted {
+            let id = ElementId::new(&table.table, set, vec![Value::address(first)]);
+            batch.add_element(Element::new(id.to(vec![Value::address(last)])));
+        }
+    }
+    Ok(())
+}
+
 /// True if the table exists with both chains and all their rules, which use all sets.
 fn is_complete(table: &OwnedTable) -> Result<bool, Error> {
     if table.schema()?.is_none() {
@@ -206,6 +282,9 @@ pub fn set(guard: &TunnelGuard, others: Others) -> Result<(), Error> {
             for key in wanted.difference(&shown) {
                 batch.add_element(Element::new(ElementId::new(&table.table, name, key.clone())));
             }
+        }
+        for name in PODS {
+            change_pods(&mut batch, &table, name, &guard.pods, others)?;
         }
         Ok((batch, ()))
     })
@@ -244,6 +323,8 @@ mod tests {
             add set inet slipway-tunnel nodes6 { type ipv6_addr ; }
             add set inet slipway-tunnel ends4 { type ipv4_addr . inet_service ; }
             add set inet slipway-tunnel ends6 { type ipv6_addr . inet_service ; }
+            add set inet slipway-tunnel pods4 { type ipv4_addr ; flags interval ; }
+            add set inet slipway-tunnel pods6 { type ipv6_addr ; flags interval ; }
             add chain inet slipway-tunnel input { type filter hook input priority -300 ; policy accept ; }
             flush chain inet slipway-tunnel input
             add rule inet slipway-tunnel input udp dport @ports iifname != @links drop
@@ -255,6 +336,8 @@ mod tests {
             flush chain inet slipway-tunnel forward
             add rule inet slipway-tunnel forward ip daddr . udp dport @ends4 iifname != @links drop
             add rule inet slipway-tunnel forward ip6 daddr . udp dport @ends6 iifname != @links drop
+            add rule inet slipway-tunnel forward iifname @links ip saddr @pods4 drop
+            add rule inet slipway-tunnel forward iifname @links ip6 saddr @pods6 drop
         "#]]
         .assert_eq(&bootstrap().to_string());
     }
@@ -268,6 +351,7 @@ mod tests {
             own: addresses.into(),
             nodes: addresses.into(),
             ends: addresses.map(|address| (address, 4789)).into(),
+            pods: BTreeSet::new(),
         };
         for (name, key) in sets() {
             let keys = wanted(&guard, name);
@@ -275,5 +359,16 @@ mod tests {
                 keys.iter().map(|key| key.iter().map(Value::data_type).collect()).collect();
             assert_eq!(types, [key], "{name}");
         }
+    }
+
+    #[test]
+    fn ranges_that_touch_are_joined() {
+        let ranges = |texts: &[[&str; 2]]| -> Ranges {
+            texts.iter().map(|[a, b]| (a.parse().unwrap(), b.parse().unwrap())).collect()
+        };
+        let all = [["10.0.2.0", "10.0.2.255"], ["10.0.1.0", "10.0.1.255"], ["10.0.1.7", "10.0.1.8"]];
+        assert_eq!(joined(ranges(&all)), ranges(&[["10.0.1.0", "10.0.2.255"]]));
+        let apart = [["fd00::", "fd00::ff"], ["fd00::200", "fd00::2ff"]];
+        assert_eq!(joined(ranges(&apart)), ranges(&apart));
     }
 }

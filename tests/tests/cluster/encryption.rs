@@ -3,14 +3,15 @@
 //! WireGuard between nodes: which packets pass, what an observer on the link sees, and which packets are refused.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_kernel::route::{PublicKey, RouteSocket, WireGuardDevice, WireGuardSocket};
 use slipway_tests::{
-    ClusterNode, Frame, Pod, Proto, QUICK, Sniffer, WIREGUARD, at, has_wireguard, needs, skip,
+    ClusterNode, Frame, Pod, Proto, QUICK, Sniffer, WIREGUARD, at, has_wireguard, needs, patience,
+    pod_ranges, skip,
 };
 use slipwayd::cluster::annotations::Annotations;
 use slipwayd::cluster::desired::TunnelMode;
@@ -113,6 +114,49 @@ fn an_observer_on_the_link_sees_wireguard_only() {
     reach(&pods, 1, 2);
     let seen = in_clear_text(&sniffer.frames(), &[1]);
     assert!(seen >= 16, "{seen}");
+}
+
+/// A host on the link has addresses of node 1's pods.
+#[test]
+fn no_packet_of_a_pod_is_accepted_in_clear_text() {
+    needs!(has_wireguard(), WIREGUARD);
+    let mut lab = Lab::encrypted(2);
+    for setting in ["all", "default", "eth0"] {
+        // A strict check of sources would drop IPv4 packets without our rules.
+        lab.node(2).sysctl(&format!("net/ipv4/conf/{setting}/rp_filter"), "0");
+    }
+    lab.settle();
+    let pods = pods(&lab);
+    reach(&pods, 1, 2);
+    let outside = &lab.cluster.outside;
+    let pretended: [IpAddr; 2] =
+        ["10.244.1.77", "fd44:0:0:1::77"].map(|text| text.parse().expect("an address"));
+    for ((range, via), pretended) in pod_ranges(2).iter().zip(lab.node(2).addresses).zip(pretended) {
+        outside.cmd(&format!("ip route add {range} via {via}"));
+        outside.cmd(&format!("ip address add {pretended} dev lo"));
+    }
+    let (pod, addresses) = &pods[&2];
+    let arrives = |to: IpAddr, from: IpAddr, own: IpAddr| {
+        let victim = pod.bind(|| UdpSocket::bind(at(to, 7777))).expect("a socket");
+        victim.set_read_timeout(Some(patience())).expect("a time limit");
+        for (source, payload) in [(from, b"forged"), (own, b"proper")] {
+            let sent = outside.run(|| UdpSocket::bind(at(source, 0))?.send_to(payload, at(to, 7777)));
+            assert_eq!(sent.expect("it is sent"), payload.len());
+        }
+        let mut buffer = [0; 16];
+        let length = victim.recv(&mut buffer).expect("a packet arrives");
+        buffer[..length] == *b"forged"
+    };
+    let all = || -> Vec<bool> {
+        let sources = pretended.into_iter().zip(outside.addresses);
+        addresses.iter().zip(sources).map(|(to, (from, own))| arrives(*to, from, own)).collect()
+    };
+    assert_eq!(all(), [false, false]);
+    lab.node(2).cmd("nft delete table inet slipway-tunnel");
+    assert_eq!(all(), [true, true], "the control");
+    assert!(lab.compare(2, true).errors.is_empty());
+    assert_eq!(all(), [false, false]);
+    reach(&pods, 1, 2);
 }
 
 #[test]

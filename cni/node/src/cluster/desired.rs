@@ -121,7 +121,7 @@ pub struct Desired {
     pub refused: Vec<IpNet>,
     /// The VXLAN device; none if this node needs none.
     pub tunnel: Option<Tunnel>,
-    /// Who may send to the VXLAN devices of this node and of others.
+    /// Who may send to the VXLAN devices of this node and of others, and whose packets must be encrypted.
     pub senders: TunnelSenders,
     /// The WireGuard device; none without encryption.
     pub wireguard: Option<WireGuard>,
@@ -189,7 +189,7 @@ pub struct Tunnel {
     pub peers: Vec<TunnelPeer>,
 }
 
-/// The addresses that packets of VXLAN devices have. All are empty if no node has such a device.
+/// The addresses that packets between nodes may have. All are empty without encryption if no node has a VXLAN device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TunnelSenders {
     /// The InternalIPs of this node, at which its device receives.
@@ -199,6 +199,9 @@ pub struct TunnelSenders {
     pub nodes: BTreeSet<IpAddr>,
     /// The InternalIPs at which the devices of other Nodes receive.
     pub ends: BTreeSet<IpAddr>,
+    /// With encryption, the prefixes of all pods. Those of other nodes arrive encrypted only, and packets with an address
+    /// of this node's pods do not arrive at all.
+    pub encrypted: BTreeSet<IpNet>,
 }
 
 /// The other end of a tunnel: an FDB entry, and a neighbour entry for each next hop.
@@ -493,12 +496,15 @@ impl<'a> Plan<'a> {
     fn senders(&self, peers: &[Peer<'_>], has_device: bool) -> TunnelSenders {
         let with_device = peers.iter().filter(|peer| peer.node.annotations.vxlan_mac.is_some());
         let ends: BTreeSet<IpAddr> = with_device.flat_map(|peer| &peer.addresses).copied().collect();
-        if !has_device && ends.is_empty() {
+        let mut encrypted: BTreeSet<IpNet> = BTreeSet::new();
+        if self.settings.encryption.is_some() {
+            encrypted.extend(self.own_prefixes.iter().chain(peers.iter().flat_map(|peer| &peer.prefixes)));
+        } else if !has_device && ends.is_empty() {
             return TunnelSenders::default();
         }
         let own = self.own_node.into_iter().flat_map(|node| &node.addresses).copied().collect();
         let nodes = peers.iter().flat_map(|peer| &peer.addresses).copied().collect();
-        TunnelSenders { own, nodes, ends }
+        TunnelSenders { own, nodes, ends, encrypted }
     }
 
     fn finish(mut self, paths: Paths) -> Desired {

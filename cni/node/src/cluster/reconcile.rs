@@ -135,7 +135,7 @@ pub enum Failure {
     /// The tunnel's device could not be made.
     #[error("tunnel: {0}")]
     Tunnel(#[from] TunnelError),
-    /// Pods could not be kept from sending to VXLAN devices.
+    /// Pods could not be kept from sending to VXLAN devices, or other hosts from sending in place of encrypted pods.
     #[error("guard of the tunnel: {0}")]
     Guard(cni_dataplane::Error),
     /// The WireGuard device could not be made.

@@ -171,8 +171,9 @@ pub(super) fn set_peers(
     errors
 }
 
-/// The guard of the nodes' devices; none if no node has one. Packets of other nodes may come in on any link, except for
-/// those that lead to pods only: the bridges and links that Slipway has made, and veths that are not uplinks.
+/// The guard of the nodes' devices and of encrypted paths; none if there are neither. Packets of other nodes may come
+/// in on any link, except for those that lead to pods only: the bridges and links that Slipway has made, and veths that
+/// are not uplinks.
 ///
 /// `port` is this node's, and counts for the devices of other nodes, too, whatever they announce. Otherwise a hostile
 /// kubelet could announce the address and port of a name server, and no pod could send to that any more.
@@ -183,7 +184,7 @@ pub(super) fn guard(
     uplinks: &[Uplink],
     bridge: &str,
 ) -> Option<TunnelGuard> {
-    let TunnelSenders { own, nodes, ends } = &desired.senders;
+    let TunnelSenders { own, nodes, ends, encrypted } = &desired.senders;
     if desired.senders == TunnelSenders::default() {
         return None;
     }
@@ -199,6 +200,7 @@ pub(super) fn guard(
         own: own.clone(),
         nodes: nodes.clone(),
         ends: ends.iter().map(|address| (*address, port.get())).collect(),
+        pods: encrypted.clone(),
     })
 }
 

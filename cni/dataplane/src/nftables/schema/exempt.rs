@@ -113,7 +113,8 @@ fn ranges(networks: &[IpNet]) -> Vec<(IpAddr, IpAddr)> {
     ranges
 }
 
-fn follows(last: IpAddr, next: IpAddr) -> bool {
+/// True if the second address is the next one after the first.
+pub(crate) fn follows(last: IpAddr, next: IpAddr) -> bool {
     match (last, next) {
         (IpAddr::V4(last), IpAddr::V4(next)) => u32::from(last).checked_add(1) == Some(next.into()),
         (IpAddr::V6(last), IpAddr::V6(next)) => u128::from(last).checked_add(1) == Some(next.into()),

@@ -46,7 +46,8 @@ pub(super) fn installed(
 }
 
 impl Reconciliation<'_> {
-    /// Keeps pods from sending to VXLAN devices. Without a complete list of Nodes, no sender is taken away.
+    /// Keeps pods from sending to VXLAN devices, and other hosts from sending in place of encrypted pods. Without a
+    /// complete list of Nodes, nothing is taken out of the table.
     pub(super) fn set_guard(&mut self, guard: Option<&TunnelGuard>) {
         let Some(guard) = guard else { return };
         let others = if self.may_delete { Others::Remove } else { Others::Keep };
@@ -59,7 +60,7 @@ impl Reconciliation<'_> {
         }
     }
 
-    /// Removes the guard, as no node has a VXLAN device.
+    /// Removes the guard, as there is neither encryption nor a VXLAN device.
     pub(super) fn release_guard(&mut self) {
         if self.may_delete
             && let Err(error) = tunnel_guard::release()

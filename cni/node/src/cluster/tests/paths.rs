@@ -178,4 +178,11 @@ fn the_senders_of_tunnels_are_the_nodes() {
     assert_eq!(without.senders.ends, BTreeSet::from_iter(near().addresses));
 
     assert_eq!(with([near()], TunnelMode::Auto).senders, TunnelSenders::default());
+
+    // With encryption, packets of pods must not arrive in clear text, also those of a Node without a key.
+    let nodes = all([near(), with_key(far(), 3), own_node()]);
+    let here = LocalView { wireguard_key: Some(PublicKey([1; 32])), ..here() };
+    let wanted = desired(&nodes, &name(OWN), &here, &encrypting());
+    let pods = [near(), far(), own_node()].into_iter().flat_map(|node| node.pod_cidrs);
+    assert_eq!(wanted.senders.encrypted, BTreeSet::from_iter(pods));
 }
