@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cni_nftables::{TableId, Transaction};
 
 use crate::owned_table::{transact, unchanged, unless_no_nf_tables};
-use crate::{Error, Owner, duplicates, firewall, macspoof, nftables};
+use crate::{Error, Owner, duplicates, firewall, macspoof, nftables, tunnel_guard};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {
@@ -19,6 +19,8 @@ pub enum OwnTable {
     Firewall,
     /// `bridge slipway-kubenet`: the guard against duplicates, in which attachments own nothing.
     Duplicates,
+    /// `inet slipway-tunnel`: the guard of slipwayd's tunnels, in which attachments own nothing.
+    Tunnel,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub enum UsedTable {
 }
 
 impl OwnTable {
-    pub const ALL: [Self; 4] = [Self::Ports, Self::Spoofing, Self::Firewall, Self::Duplicates];
+    pub const ALL: [Self; 5] = [Self::Ports, Self::Spoofing, Self::Firewall, Self::Duplicates, Self::Tunnel];
 
     /// Family and name.
     #[must_use]
@@ -51,6 +53,7 @@ impl OwnTable {
             Self::Spoofing => macspoof::TABLE,
             Self::Firewall => firewall::layout::TABLE,
             Self::Duplicates => duplicates::TABLE,
+            Self::Tunnel => tunnel_guard::TABLE,
         }
     }
 
@@ -60,6 +63,7 @@ impl OwnTable {
             Self::Spoofing => macspoof::table(),
             Self::Firewall => firewall::layout::table(),
             Self::Duplicates => duplicates::table(),
+            Self::Tunnel => tunnel_guard::table(),
         }
     }
 
@@ -74,6 +78,7 @@ impl OwnTable {
             Self::Spoofing => macspoof::owners()?,
             Self::Firewall => firewall::table::owners()?,
             Self::Duplicates => duplicates::is_present()?.then(Vec::new),
+            Self::Tunnel => tunnel_guard::is_present()?.then(Vec::new),
         };
         let Some(owners) = owners else { return Ok(TableContent::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();

@@ -40,7 +40,7 @@ use crate::nftables::schema::exempt::follows;
 use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 
 /// Family and name, for messages.
-const TABLE: &str = "inet slipway-tunnel";
+pub(crate) const TABLE: &str = "inet slipway-tunnel";
 const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway-tunnel", label: TABLE, schema: 1 };
 const INPUT: &str = "input";
@@ -304,6 +304,11 @@ pub fn release() -> Result<(), Error> {
             Ok((batch, ()))
         })
     }))
+}
+
+/// True if the guard is in place.
+pub(crate) fn is_present() -> Result<bool, Error> {
+    unless_no_nf_tables(OwnedTable::open(DEFINITION).and_then(|table| Ok(table.schema()?.is_some())))
 }
 
 #[cfg(test)]

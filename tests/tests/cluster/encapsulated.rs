@@ -6,10 +6,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
 
+use cni_dataplane::tunnel_guard::{self, Others, TunnelGuard};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
-use slipway_tests::{Pod, patience};
+use slipway_tests::{Node, Pod, patience};
 use slipwayd::cluster::annotations::vxlan_mac_of;
 use slipwayd::cluster::desired::TunnelMode;
 
@@ -193,4 +194,30 @@ fn the_guard_of_the_tunnel_follows_the_nodes() {
     lab.tunnel = TunnelMode::Never;
     lab.settle();
     assert_ne!(lab.node(1).try_cmd("nft list table inet slipway-tunnel").code, Some(0));
+}
+
+/// slipwayd is stopped before, and leaves it.
+#[test]
+fn an_uninstall_removes_the_guard_of_the_tunnel() {
+    let node = Node::new();
+    node.slipway("install --to /run/cni-bin");
+    let prefixes = ["10.244.1.0/24", "10.244.2.0/24", "fd44:0:0:1::/64"];
+    let guard = TunnelGuard {
+        links: ["eth0".to_owned()].into(),
+        ports: [4789].into(),
+        pods: prefixes.map(|prefix| prefix.parse().expect("a prefix")).into(),
+        ..TunnelGuard::default()
+    };
+    let set = |guard: &TunnelGuard, others| node.run(|| tunnel_guard::set(guard, others)).expect("the guard");
+    set(&guard, Others::Remove);
+    let before = node.ruleset();
+    assert!(before.contains("10.244.1.0-10.244.2.255"), "{before}");
+    set(&guard, Others::Remove);
+    set(&TunnelGuard::default(), Others::Keep);
+    assert_eq!(node.ruleset(), before);
+    set(&TunnelGuard::default(), Others::Remove);
+    assert!(!node.ruleset().contains("elements"), "{}", node.ruleset());
+    let printed = node.slipway("uninstall --to /run/cni-bin");
+    assert!(printed.lines().any(|line| line == "remove  table inet slipway-tunnel"), "{printed}");
+    assert!(!node.ruleset().contains("slipway"), "{}", node.ruleset());
 }
