@@ -190,7 +190,7 @@ fn move_back(request: &Request<'_>) -> Result<(), CniError> {
     if let Some(old) = &record
         && let Some(link) = old.find_on_node(&host.route)?
     {
-        old.remove_new_names(&host.route, &link)?;
+        old.restore(&host.route, &link)?;
         record::forget(attachment)?;
         record = None;
     }

@@ -169,7 +169,7 @@ impl Places<'_> {
         there.move_link(link, &self.host.netns, name, name).map_err(|error| cannot(&error.to_string()))?;
         let moved = here.link(name).map_err(failed)?;
         if let Some(record) = record {
-            record.remove_new_names(here, &moved)?;
+            record.restore(here, &moved)?;
         }
         here.change_link(&moved, &LinkChange::new().alias("")).map_err(failed)
     }
@@ -246,7 +246,7 @@ pub(super) fn settle(route: &RouteSocket, device: &Device, absence: &Absence<'_>
             route.change_link(link, &LinkChange::new().rename(name)).map_err(failed)?;
         }
         if let Some(record) = absence.record {
-            record.remove_new_names(route, link)?;
+            record.restore(route, link)?;
         }
         route.change_link(link, &LinkChange::new().alias("")).map_err(failed)?;
     }

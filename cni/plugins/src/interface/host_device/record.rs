@@ -15,7 +15,7 @@ use cni_dataplane::RUN_DIR;
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::NetnsId;
-use cni_kernel::route::{Link, LinkKind, RouteSocket};
+use cni_kernel::route::{Link, LinkChange, LinkKind, RouteSocket};
 use cni_spec::text::hex;
 use cni_spec::{Attachment, CniError, check_ifname};
 use serde::{Deserialize, Serialize};
@@ -63,9 +63,9 @@ impl Record {
         self.name == name || self.alternative_names.iter().any(|one| one == name)
     }
 
-    /// Removes the alternative names of the device, now on the node again, that it did not have before. By these it
-    /// would be found in place of a link that another network names.
-    pub(super) fn remove_new_names(&self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+    /// Removes the alternative names that the device did not have before. By these it would be found in place of a link
+    /// that another network names.
+    fn remove_new_names(&self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
         let is_new = |name: &&str| !self.has_name(name);
         let new: Vec<&str> = link.alternative_names.iter().map(String::as_str).filter(is_new).collect();
         if new.is_empty() {
@@ -76,6 +76,20 @@ impl Record {
             Err(error) if error.is_not_found() => Ok(()),
             other => other.map_err(failed),
         }
+    }
+
+    /// Gives the device, now on the node again, the MAC address and the alternative names that it had before. With an
+    /// address of the container, another network's `hwaddr` could mean the device. If the driver refuses the former
+    /// address, the device keeps the container's.
+    pub(super) fn restore(&self, route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+        self.remove_new_names(route, link)?;
+        let had: Option<Mac> = self.mac.as_deref().and_then(|mac| mac.parse().ok());
+        if let Some(mac) = had.filter(|mac| link.mac != Some(*mac))
+            && let Err(error) = route.change_link(link, &LinkChange::new().mac(mac))
+        {
+            log::warn!("{error}");
+        }
+        Ok(())
     }
 
     /// True if the device had this MAC address on the node.
