@@ -54,7 +54,7 @@ impl Reconciliation<'_> {
         match tunnel_guard::set(guard, others) {
             Ok(()) => {}
             Err(error @ cni_dataplane::Error::NoNfTables(_)) => {
-                log::debug!("no guard of the tunnel: {error}")
+                log::debug!("no guard of the tunnel: {error}");
             }
             Err(error) => self.failed(Failure::Guard(error)),
         }
