@@ -3,8 +3,6 @@
 //! One ADD, CHECK and DEL of every plugin in the binary: a small suite for many kernels. The last test fails if the
 //! table below lacks a registered plugin.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use serde_json::{Value, json};
 #[path = "dhcp/stage.rs"]
 #[expect(dead_code, reason = "the suite dhcp uses the rest")]
@@ -19,10 +17,6 @@ use slipway_tests::{
 macro_rules! every_plugin {
     ($($test:ident: $name:literal for $ifname:literal in $list:expr;)*) => {
         const PLUGINS: &[&str] = &[$($name),*];
-        /// Each plugin's name, interface, and list.
-        fn table() -> Vec<(&'static str, &'static str, Value)> {
-            vec![$(($name, $ifname, $list)),*]
-        }
         $(
             #[test]
             fn $test() {
@@ -71,62 +65,6 @@ fn published() -> Value {
 
 fn ipam() -> Value {
     slipway_tests::host_local("10.88.0.0/24", "fd00:88::/64")
-}
-
-/// Pairs of links on a node, whose list then takes the kernel many messages.
-const MANY_PAIRS: usize = 1500;
-
-/// Plugins with a way of their own to list links.
-const LISTING: [&str; 6] = ["bandwidth", "firewall", "flannel", "host-device", "ptp", "vlan"];
-
-/// While links come and go, the kernel marks each long list of links as inconsistent. Every call works nevertheless.
-#[test]
-fn every_call_works_on_a_node_with_many_links_that_come_and_go() {
-    let lines = |line: fn(usize) -> String, times: usize| (0..times).map(line).collect::<String>();
-    let node = Node::new();
-    node.cmd_input(
-        "ip -batch -",
-        &lines(|n| format!("link add many{n} type veth peer name peer{n}\n"), MANY_PAIRS),
-    );
-    node.cmd("ip link add dev0 type veth peer name wire0");
-    node.cmd("ip link add out0 type veth peer name wire1");
-    node.write("/run/flannel/subnet.env", FLANNEL_ENV);
-    let changes = lines(|n| format!("link add churn{n} group 7 type veth peer name other{n} group 7\n"), 100);
-    let changes = changes + "link del group 7\n";
-    let mut failed = Vec::new();
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let changing = scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                node.cmd_input("ip -batch -", &changes);
-            }
-        });
-        let tried = |plugin: &str| LISTING.contains(&plugin) && lacks(plugin).is_none();
-        for (plugin, ifname, plugins) in table().into_iter().filter(|(plugin, ..)| tried(plugin)) {
-            let network = node.network(json!({"name": format!("with-{plugin}"), "plugins": plugins}));
-            let pods = [8080, 8081].map(|port| (node.pod(&format!("{plugin}-{port}")), port));
-            let [kept, gone] =
-                [0, 1].map(|nth| Attach::new(&pods[nth].0).ifname(ifname).port(Proto::Tcp, pods[nth].1, 80));
-            let mut call = |verb: &str, outcome: Result<(), String>| {
-                failed.extend(outcome.err().map(|error| format!("{plugin} {verb}: {error}")));
-            };
-            let text = |error| format!("{error:?}");
-            call("STATUS", network.status().map_err(text));
-            call("ADD", network.add(&kept).map(drop).map_err(text));
-            // There is one device to move.
-            if plugin != "host-device" {
-                call("second ADD", network.add(&gone).map(drop).map_err(text));
-                call("DEL of the second", network.del(&gone).map_err(text));
-            }
-            call("CHECK", network.check(&kept).map_err(text));
-            call("GC", network.gc(&[&kept]).map_err(|errors| format!("{errors:?}")));
-            call("CHECK after GC", network.check(&kept).map_err(text));
-            call("DEL", network.del(&kept).map_err(text));
-        }
-        over.store(true, Ordering::Relaxed);
-        changing.join().expect("links that come and go");
-    });
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 /// Runs ADD, CHECK and DEL twice. The first cycle creates the objects that all containers share, so the second must

@@ -51,7 +51,7 @@ pub(crate) const BINARIES: [&str; 6] =
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// The plain run tries one in this many of the points at which a call can be killed or fail.
-const SAMPLE: u64 = 5;
+const SAMPLE: u64 = 12;
 
 /// The variables with the number of inputs that the tests with mutated input try, and that number with `--full`.
 const MUTATED: [&str; 2] = ["SLIPWAY_MUTATED_NODES", "SLIPWAY_MUTATED_REPORTS"];
@@ -68,7 +68,7 @@ const SEEDS: u64 = 1000;
 /// root; for another user they run inside a user namespace, where the system allows one. A few of them also run on
 /// another kernel in a virtual machine; `vm-test` runs all tests, on more kernels.
 ///
-/// Tests that kill a plugin at each of its system calls, or let each call fail, try a fifth of these points. The
+/// Tests that kill a plugin at each of its system calls, or let each call fail, try a twelfth of these points. The
 /// run prints the seed that chooses the points and the kernel. `--full` tries all points and kernels, as before a
 /// release; `--full --list` prints which.
 #[derive(Debug, clap::Args)]

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cni_dataplane::iptables::forward::AcceptedLink;
+use cni_dataplane::teardown::OwnTable;
 use cni_dataplane::{Error as DataplaneError, RUN_DIR};
 use cni_kernel::AddressFamily;
 use cni_kernel::dir::DurableDir;
@@ -58,7 +59,10 @@ impl Agent {
     /// The leftover as one that is kept, if it belongs to an agent that runs.
     pub(super) fn keeps(&self, leftover: &Leftover) -> Option<Leftover> {
         let belongs = match leftover {
-            Leftover::Routes(_) | Leftover::ForwardRules(_) | Leftover::RunDirectory(_) => true,
+            Leftover::Routes(_)
+            | Leftover::ForwardRules(_)
+            | Leftover::RunDirectory(_)
+            | Leftover::Table(OwnTable::Tunnel) => true,
             Leftover::Link(name) => [BRIDGE, VXLAN_LINK, WIREGUARD_LINK].contains(&name.as_str()),
             Leftover::Content(path, _) => path == Path::new(RUN_DIR),
             _ => false,
@@ -67,11 +71,13 @@ impl Agent {
     }
 }
 
-/// Finds routes and rules.
-pub(super) fn plan() -> Result<Vec<Leftover>, LeftoverError> {
+/// Adds routes and rules to the `others` that were found. While containers may need them, these and the guard of the
+/// tunnels are kept.
+pub(super) fn plan(others: Vec<Leftover>) -> Result<Vec<Leftover>, LeftoverError> {
     let route = RouteSocket::open()?;
     let links = route.links()?;
-    let mut leftovers = Vec::new();
+    let is_guard = |leftover: &Leftover| *leftover == Leftover::Table(OwnTable::Tunnel);
+    let (mut leftovers, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_guard);
     let routes = own_routes(&route, &links)?.len();
     if routes > 0 {
         leftovers.push(Leftover::Routes(routes));
@@ -87,7 +93,7 @@ pub(super) fn plan() -> Result<Vec<Leftover>, LeftoverError> {
     if let Some(why) = used_by_containers(&links) {
         leftovers = leftovers.iter().map(|leftover| leftover.kept(&why)).collect();
     }
-    Ok(leftovers)
+    Ok([others, leftovers].concat())
 }
 
 /// Deletes the routes, unless containers may send packets now. `count` is their number in the plan; those by slipwayd's
@@ -215,6 +221,7 @@ mod tests {
         let own = [
             link("slipway0"),
             link("slipway-wg"),
+            Leftover::Table(OwnTable::Tunnel),
             Leftover::Routes(1),
             Leftover::RunDirectory(RUN_DIR.into()),
             Leftover::Content(RUN_DIR.into(), "a mount point"),

@@ -210,7 +210,7 @@ pub(super) fn plan(in_use: UsedTable, data_dir: &Path) -> Result<Vec<Leftover>, 
         leftovers.push(kept_or_removed(shared, shared.needed()?));
     }
     leftovers.extend(links::plan()?);
-    leftovers.extend(agent::plan()?);
+    leftovers = agent::plan(leftovers)?;
     leftovers.extend(disk::plan(data_dir)?);
     let memory = Path::new(cni_dataplane::RUN_DIR);
     leftovers.extend(disk::is_directory(memory)?.then(|| Leftover::RunDirectory(memory.to_owned())));
@@ -280,7 +280,9 @@ pub(super) fn remove_rest(
     in_use: UsedTable,
 ) -> Result<Vec<LeftoverError>, LeftoverError> {
     let mut late = Vec::new();
-    for table in OwnTable::ALL {
+    let stays =
+        |table: &OwnTable| *table == OwnTable::Tunnel && !leftovers.contains(&Leftover::Table(*table));
+    for table in OwnTable::ALL.into_iter().filter(|table| !stays(table)) {
         match table.remove(in_use) {
             Ok(TableContent::Owners(owners)) if in_use == UsedTable::Keep => {
                 late.push(LeftoverError::AddedLate { table, owners });
