@@ -75,6 +75,7 @@ impl DroppingChain {
             let mut of_iptables = Self::of_iptables(Variant::Nft, family, chain.name.clone());
             of_iptables.admitted.all |= admitted.all;
             of_iptables.admitted.networks.extend(admitted.networks);
+            of_iptables.admitted.sources.extend(admitted.sources);
             return of_iptables;
         }
         let form = match table.family {
@@ -102,6 +103,12 @@ impl DroppingChain {
     #[must_use]
     pub fn admits(&self, address: IpAddr) -> bool {
         self.admitted.has(address)
+    }
+
+    /// True if the chain's rules accept every packet from this address.
+    #[must_use]
+    pub fn admits_source(&self, address: IpAddr) -> bool {
+        self.admitted.has_source(address)
     }
 
     /// The commands that make the chain accept packets of containers in these networks, as one line for a shell. If
@@ -150,7 +157,7 @@ fn nftables_commands(table: &TableId, chain: &str, networks: &[IpNet]) -> Vec<St
     if commands.is_empty() { vec![format!("{insert} ct status dnat accept")] } else { commands }
 }
 
-/// Which translated connections the rules of a chain accept.
+/// Which connections the rules of a chain accept.
 fn admitted(rules: &[RuleInfo]) -> Admitted {
     let mut all = Admitted::default();
     for rule in rules {
@@ -159,7 +166,7 @@ fn admitted(rules: &[RuleInfo]) -> Admitted {
         else {
             continue;
         };
-        let (mut network, mut is_about_translated, mut others) = (None, false, false);
+        let (mut network, mut source, mut is_about_translated, mut others) = (None, None, false, false);
         for stmt in conditions {
             match stmt {
                 Stmt::Counter => {}
@@ -173,12 +180,22 @@ fn admitted(rules: &[RuleInfo]) -> Admitted {
                     network = network_of(to);
                     others |= network.is_none();
                 }
+                Stmt::Match { fields, cmp: Cmp::Eq, to }
+                    if matches!(fields.as_slice(), [Field::IpSaddr | Field::Ip6Saddr]) =>
+                {
+                    source = network_of(to);
+                    others |= source.is_none();
+                }
                 _ => others = true,
             }
         }
-        match network {
-            Some(network) if !others => all.networks.push(network),
-            None if is_about_translated && !others => all.all = true,
+        if others {
+            continue;
+        }
+        match (network, source) {
+            (Some(network), None) => all.networks.push(network),
+            (None, Some(source)) if !is_about_translated => all.sources.push(source),
+            (None, None) if is_about_translated => all.all = true,
             _ => {}
         }
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Finds out whether the chain FORWARD accepts connections to published ports if its policy is to drop packets.
+//! Finds out whether the chain FORWARD accepts connections to published ports, and those of containers, if its policy
+//! is to drop packets.
 
 use std::net::IpAddr;
 
@@ -16,21 +17,27 @@ use crate::AddressFamily;
 pub(crate) const FORWARD: &str = filter::FORWARD;
 /// Docker's chain for rules of administrators, which Docker never changes.
 pub(crate) const DOCKER_USER: &str = "DOCKER-USER";
-/// Chains to which FORWARD jumps and that may accept connections to published ports.
+/// Chains to which FORWARD jumps and that may accept such connections.
 const CHAINS: [&str; 4] = [FORWARD, DOCKER_USER, filter::CONTAINERS, filter::ADMIN];
 
-/// The connections to published ports that a chain accepts, as far as its rules show it.
+/// The connections that a chain accepts, as far as its rules show it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Admitted {
-    /// True if the chain accepts connections to all addresses.
+    /// True if the chain accepts connections to all published ports.
     pub(crate) all: bool,
-    /// The addresses of containers, or networks that contain them.
+    /// The containers whose published ports can be reached: their addresses, or networks that contain them.
     pub(crate) networks: Vec<IpNet>,
+    /// The networks from which the chain accepts every packet.
+    pub(crate) sources: Vec<IpNet>,
 }
 
 impl Admitted {
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         self.all || self.networks.iter().any(|network| network.contains(&address))
+    }
+
+    pub(crate) fn has_source(&self, address: IpAddr) -> bool {
+        self.sources.iter().any(|network| network.contains(&address))
     }
 }
 
@@ -71,6 +78,7 @@ fn collect(listing: &Listing, chain: &str, admitted: &mut Admitted) {
                 admitted.networks.extend(rule.destination());
             }
             ["-d", _, "-j", "ACCEPT"] => admitted.networks.extend(rule.destination()),
+            ["-s", _, "-j", "ACCEPT"] => admitted.sources.extend(rule.source()),
             _ => {}
         }
     }
@@ -109,5 +117,10 @@ mod tests {
         let user = "-A FORWARD -j DOCKER-USER\n-A DOCKER-USER -m conntrack --ctstate DNAT -j ACCEPT\n";
         assert!(of(user).all);
         assert!(!of(&user.replace("DNAT", "RELATED,ESTABLISHED")).all);
+        let from = of("-A FORWARD -j DOCKER-USER\n-A DOCKER-USER -s 10.22.0.0/16 -j ACCEPT\n");
+        assert!(
+            from.has_source("10.22.0.2".parse().unwrap()) && !from.has_source("10.23.0.2".parse().unwrap())
+        );
+        assert!(!from.has("10.22.0.2".parse().unwrap()));
     }
 }

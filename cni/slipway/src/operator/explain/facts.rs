@@ -104,7 +104,7 @@ pub(super) struct Facts {
     pub(super) forwards: bool,
     /// Chains of other programs that drop what none of their rules accepts.
     pub(super) dropping: Vec<String>,
-    /// Chains among them that accept connections to published ports of the container.
+    /// Chains that drop by default, but have a rule that accepts this connection.
     pub(super) admitting: Vec<String>,
     /// The rules of the firewall plugin that drop packets between the links of sender and receiver.
     pub(super) separation: Option<Separation>,
@@ -194,8 +194,11 @@ impl Facts {
 
     /// Finds what filters the packet where it is forwarded.
     fn find_filters(&mut self, family: AddressFamily) -> Result<(), Error> {
-        let target = self.target();
-        let admits = |chain: &DroppingChain| target.is_some_and(|target| chain.admits(target.ip()));
+        let (target, from) = (self.target(), self.packet.from);
+        let admits = |chain: &DroppingChain| {
+            target.is_some_and(|target| chain.admits(target.ip()))
+                || from.is_some_and(|from| chain.admits_source(from))
+        };
         let (admitting, dropping): (Vec<_>, Vec<_>) =
             check_node::dropping_chains(family).into_iter().partition(admits);
         let names = |chains: Vec<DroppingChain>| -> Vec<String> {

@@ -447,10 +447,7 @@ impl Explanation<'_> {
             self.doubts.push("chain admin of table inet slipway-firewall drops it".to_owned());
         }
         for chain in &facts.admitting {
-            self.step(
-                "forward",
-                format!("chain {chain} drops by default, but accepts connections to published ports"),
-            );
+            self.step("forward", format!("chain {chain} drops by default, but accepts this connection"));
         }
         if facts.dropping.is_empty() && facts.admitting.is_empty() {
             self.step("forward", "no chain at the forward hook drops by default");
