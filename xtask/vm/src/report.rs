@@ -219,10 +219,11 @@ fn programs(text: &mut String, rows: &[Known<'_>]) {
     }
     let _ = write!(
         text,
-        "\n## Test programs\n\nOf these programs a test was skipped or failed, or the results differ between \
-         kernels. Programs that passed all tests on every kernel that ran them: {unremarkable}.\n\n\
-         The columns have the tests that passed, in brackets how many were skipped, and the number of kernels \
-         that ran the program.\n\n| program | passed | kernels | differences |\n|---|---:|---:|---|\n{table}"
+        "\n## Test programs\n\nThe table lists each program of which a test was skipped or failed on some kernel, or \
+         whose results differ between kernels. On every kernel that ran them, {unremarkable} other programs passed \
+         all their tests.\n\nThe columns have the number of tests that passed, in brackets that of skipped ones, and \
+         the number of kernels that ran the program.\n\n\
+         | program | passed | kernels | differences |\n|---|---:|---:|---|\n{table}"
     );
 }
 

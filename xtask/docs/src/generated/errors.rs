@@ -315,7 +315,8 @@ fn literal(expression: &Expr) -> Option<String> {
     }
 }
 
-/// The format as a reader sees it: names in capitals for the values, `…` for those without a name.
+/// The format as a reader sees it: names in capitals for the values, `…` for those without a name. A blank separates a
+/// value from a word or value that touches it, because a value may bring its own separator or be empty.
 fn shown(format: &str) -> String {
     let mut text = String::new();
     let mut rest = format;
@@ -331,7 +332,13 @@ fn shown(format: &str) -> String {
         let (value, after) = rest.split_once('}').unwrap_or((rest, ""));
         let name = value.split(':').next().unwrap_or_default();
         let is_named = name.starts_with(|first: char| first.is_ascii_alphabetic());
+        if text.ends_with(|last: char| last.is_alphanumeric() || last == '…') {
+            text.push(' ');
+        }
         text.push_str(&if is_named { name.to_uppercase() } else { "…".to_owned() });
+        if after.starts_with(char::is_alphanumeric) {
+            text.push(' ');
+        }
         rest = after;
     }
     text.push_str(rest);
@@ -357,6 +364,13 @@ mod tests {
         );
         let found: Vec<_> = found.iter().map(|one| (&*one.text, one.code)).collect();
         assert_eq!(found, [("set LINK to {…}: …", Some(5)), ("no name", Some(7)), ("read PATH", Some(5))]);
+    }
+
+    #[test]
+    fn a_value_that_touches_a_word_or_a_value_is_set_apart() {
+        assert_eq!(shown("bug{place}: {}"), "bug PLACE: …");
+        assert_eq!(shown("{plugin}Route {}{via} in {}m"), "PLUGIN Route … VIA in … m");
+        assert_eq!(shown("conf/{link}/mtu {value:?}"), "conf/LINK/mtu VALUE");
     }
 
     #[test]

@@ -34,6 +34,7 @@ const PARTS: [(&str, &[&str]); 6] = [
             "docs/migrating.md",
             "docs/compatibility.md",
             "docs/second-network.md",
+            "docs/uplinks.md",
             "docs/thousand-pods.md",
             "docs/neighbours.md",
             "docs/inspecting.md",
