@@ -51,15 +51,22 @@ impl Channel {
     }
 
     /// Sends one request, and calls `each` with the family and the attributes of each message of the reply.
-    pub(crate) fn request(
+    pub(crate) fn request(&self, message: Message, mut each: impl FnMut(u8, &[u8])) -> Result<End, Errno> {
+        self.request_until(message, |family, body| {
+            each(family, body);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Like [`Channel::request`], until `each` breaks. The rest of a list then remains unread.
+    pub(crate) fn request_until(
         &self,
         mut message: Message,
-        mut each: impl FnMut(u8, &[u8]),
+        mut each: impl FnMut(u8, &[u8]) -> ControlFlow<()>,
     ) -> Result<End, Errno> {
         let end = self.socket.request(&mut message, &mut |payload| {
             let (family, body) = split(payload);
-            each(family, body);
-            ControlFlow::Continue(())
+            each(family, body)
         });
         end.map_err(|error| error.errno())
     }

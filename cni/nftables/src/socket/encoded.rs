@@ -51,14 +51,18 @@ impl Socket {
         const HOOK: u16 = 4;
         const USE: u16 = 6;
         const TYPE: u16 = 7;
-        self.read_list("list chains", get(GET_CHAIN, flag::DUMP, 0), |family, body| {
+        let message = || get(GET_CHAIN, flag::DUMP, 0);
+        self.gather_changing("list chains", message, |family, body| {
             let hook = find(body, HOOK).and_then(|hook| find(hook, uapi::HOOK_NUMBER)).and_then(be32);
-            Some(EncodedChain {
-                table: TableId::new(family, &text(find(body, uapi::CHAIN_TABLE)?)),
-                name: text(find(body, uapi::CHAIN_NAME)?),
+            let table = TableId::new(family?, &text(find(body, uapi::CHAIN_TABLE)?));
+            let name = text(find(body, uapi::CHAIN_NAME)?);
+            let chain = EncodedChain {
+                table: table.clone(),
+                name: name.clone(),
                 base: hook.map(|hook| (hook, find(body, TYPE).map(text).unwrap_or_default())),
                 uses: find(body, USE).and_then(be32).unwrap_or_default(),
-            })
+            };
+            Some(((table, name), chain))
         })
     }
 
@@ -69,9 +73,12 @@ impl Socket {
         read: impl Fn(RuleView<'_>) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
         const HANDLE: u16 = 3;
-        let mut message = get(GET_RULE, flag::DUMP, table.family.number());
-        message.text(uapi::RULE_TABLE, &table.name);
-        self.read_list(&format!("read rules of table {table}"), message, |_, body| {
+        let message = || {
+            let mut message = get(GET_RULE, flag::DUMP, table.family.number());
+            message.text(uapi::RULE_TABLE, &table.name);
+            message
+        };
+        self.gather_changing(&format!("read rules of table {table}"), message, |_, body| {
             // Older kernels also list the rules of other tables.
             let (own, chain) = (text(find(body, uapi::RULE_TABLE)?), text(find(body, uapi::RULE_CHAIN)?));
             if own != table.name {
@@ -79,7 +86,7 @@ impl Socket {
             }
             let handle = find(body, HANDLE).and_then(be64).unwrap_or_default();
             let expressions = find(body, uapi::RULE_EXPRESSIONS).unwrap_or_default();
-            read(RuleView { chain: &chain, handle, expressions })
+            read(RuleView { chain: &chain, handle, expressions }).map(|found| (handle, found))
         })
     }
 

@@ -2,8 +2,9 @@
 
 //! Reads the ruleset.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use cni_netlink::message::{find, flag, text};
@@ -33,8 +34,25 @@ const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before repeating the dump of a hash table that is being resized.
 const DUMP_PAUSE: Duration = Duration::from_millis(20);
 
+/// The times that a set is read while other processes change the ruleset, before what was found is united.
+const ATTEMPTS: usize = 4;
+
+/// A set with fewer elements is read to its end, so that the socket can be used again.
+const FEW: usize = 500;
+
 /// How many requests one datagram contains. All their replies wait in the socket, with a few thousand bytes each.
 const AT_ONCE: usize = 16;
+
+/// How a dump of a set has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DumpEnd {
+    /// The ruleset was the same all the time.
+    Unchanged,
+    /// The whole set was read, but the ruleset changed meanwhile.
+    Changed,
+    /// The kernel ended the dump before the end of the set.
+    Cut,
+}
 
 impl Socket {
     /// All tables.
@@ -52,8 +70,11 @@ impl Socket {
 
     /// All chains of all tables.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
-        let message = get(GET_CHAIN, flag::DUMP, 0);
-        self.gather("list chains", message, parse::chain)
+        let message = || get(GET_CHAIN, flag::DUMP, 0);
+        self.gather_changing("list chains", message, |family, body| {
+            let chain = parse::chain(family, body)?;
+            Some(((chain.table.clone(), chain.handle), chain))
+        })
     }
 
     /// The chains of one table. Empty if there is no such table.
@@ -243,6 +264,87 @@ impl Socket {
         Ok(intervals::ranges(kind, &bounds))
     }
 
+    /// The elements of a set that pass, also while other processes change the ruleset again and again. This is meant
+    /// for long sets on busy nodes: listing 15,000 elements takes the time of many commits, so a list of one
+    /// generation, as [`Socket::fold_elements`] returns it, may never come about.
+    ///
+    /// The kernel resumes a dump at an index, so for each element that was deleted before that index, a dump misses
+    /// another one, which is a different one each time: with Linux 6.18, some five of 15,000 while another process
+    /// commits without a pause. If the ruleset changed during all attempts, the result is therefore their union, with
+    /// the latest state of each element. Like any list a moment after it was read, the
+    /// union may contain elements that are gone, and lack new ones. A caller that changes elements has to read these
+    /// again, under the generation of its commit.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::Unstable`].
+    pub fn changing_elements(
+        &self,
+        table: &TableId,
+        set: &str,
+        pass: impl Fn(&ElementInfo) -> bool,
+    ) -> Result<Vec<ElementInfo>, Error> {
+        type Found = HashMap<(Vec<Value>, Option<Vec<Value>>), ElementInfo>;
+        let (mut united, mut was_whole) = (Found::new(), false);
+        for _ in 0..ATTEMPTS {
+            let (mut found, mut seen, mut is_repeated) = (Found::new(), HashSet::new(), false);
+            let end = self.dump_set_once(table, set, |body, info| {
+                parse::elements(body, info, |element| {
+                    is_repeated |= !seen.insert(hash(&element));
+                    if pass(&element) {
+                        found.insert((element.key.clone(), element.key_end.clone()), element);
+                    }
+                });
+            })?;
+            // As in `fold_elements`, a dump of a table that is being resized misses elements.
+            if end == DumpEnd::Unchanged && !is_repeated {
+                return Ok(found.into_values().collect());
+            }
+            was_whole |= end != DumpEnd::Cut;
+            // An element that passed earlier may have another owner now.
+            united.retain(|(key, key_end), _| !seen.contains(&hash_of(key, key_end.as_deref())));
+            united.extend(found);
+            if is_repeated {
+                std::thread::sleep(DUMP_PAUSE);
+            }
+        }
+        if !was_whole {
+            return Err(Error::Unstable { operation: listing(table, set) });
+        }
+        log::debug!("{}: united {ATTEMPTS} lists, as the ruleset keeps changing", listing(table, set));
+        Ok(united.into_values().collect())
+    }
+
+    /// The first element of a set that passes, in the kernel's order. Takes the socket, because while the rest of a
+    /// large set is unread, the kernel refuses to begin another list on the same socket.
+    ///
+    /// None proves nothing unless the ruleset is unchanged since, because a dump during changes misses elements.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOENT if the set or table is missing.
+    pub fn find_element(
+        self,
+        table: &TableId,
+        set: &str,
+        pass: impl Fn(&ElementInfo) -> bool,
+    ) -> Result<Option<ElementInfo>, Error> {
+        let failed = |errno| Error::Io { operation: listing(table, set), errno };
+        let Some(info) = self.set(table, set)? else { return Err(failed(Errno::ENOENT)) };
+        let (mut found, mut read) = (None, 0);
+        let result = self.channel.request_until(elements_of(table, set), |_, body| {
+            parse::elements(body, &info, |element| {
+                read += 1;
+                if found.is_none() && pass(&element) {
+                    found = Some(element);
+                }
+            });
+            if found.is_some() && read >= FEW { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match result {
+            Ok(_) | Err(Errno::EINTR) => Ok(found),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
     /// Repeats the dump of a set until the ruleset has not changed during the dump and `is_whole` returns true for
     /// the result.
     fn dump_set<T>(
@@ -253,27 +355,39 @@ impl Socket {
         mut read: impl FnMut(&[u8], &SetInfo, &mut T),
         is_whole: impl Fn(&T) -> bool,
     ) -> Result<T, Error> {
-        let operation = || format!("list elements of {table} {set}");
         let since = Instant::now();
         while since.elapsed() < DUMP_PATIENCE {
-            // The kernel does not mark an interrupted dump of elements (6.18 does not), although such a dump misses
-            // some elements and repeats others.
-            let generation = self.generation()?;
-            let Some(info) = self.set(table, set)? else {
-                return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
-            };
-            let mut message = get(GET_ELEMENT, flag::DUMP, table.family.number());
-            message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
             let mut gathered = start();
-            let result = self.channel.request(message, |_, body| read(body, &info, &mut gathered));
-            match result {
-                Ok(End::Complete) if !is_whole(&gathered) => std::thread::sleep(DUMP_PAUSE),
-                Ok(End::Complete) if self.generation()? == generation => return Ok(gathered),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(Error::Io { operation: operation(), errno }),
+            let end = self.dump_set_once(table, set, |body, info| read(body, info, &mut gathered))?;
+            match end {
+                DumpEnd::Unchanged | DumpEnd::Changed if !is_whole(&gathered) => {
+                    std::thread::sleep(DUMP_PAUSE);
+                }
+                DumpEnd::Unchanged => return Ok(gathered),
+                DumpEnd::Changed | DumpEnd::Cut => {}
             }
         }
-        Err(Error::Unstable { operation: operation() })
+        Err(Error::Unstable { operation: listing(table, set) })
+    }
+
+    /// Reads a set once, and finds out whether the ruleset changed meanwhile.
+    fn dump_set_once(
+        &self,
+        table: &TableId,
+        set: &str,
+        mut read: impl FnMut(&[u8], &SetInfo),
+    ) -> Result<DumpEnd, Error> {
+        let failed = |errno| Error::Io { operation: listing(table, set), errno };
+        // The kernel does not mark an interrupted dump of elements (6.18 does not), although such a dump misses some
+        // elements and repeats others.
+        let generation = self.generation()?;
+        let Some(info) = self.set(table, set)? else { return Err(failed(Errno::ENOENT)) };
+        match self.channel.request(elements_of(table, set), |_, body| read(body, &info)) {
+            Ok(End::Complete) if self.generation()? == generation => Ok(DumpEnd::Unchanged),
+            Ok(_) => Ok(DumpEnd::Changed),
+            Err(Errno::EINTR) => Ok(DumpEnd::Cut),
+            Err(errno) => Err(failed(errno)),
+        }
     }
 
     /// Reads a list of an object's contents. Empty if the object does not exist.
@@ -289,6 +403,41 @@ impl Socket {
             error if error.errno() == Errno::ENOENT => Ok(Vec::new()),
             error => Err(Error::Io { operation: operation.to_owned(), errno: error.errno() }),
         })
+    }
+
+    /// Reads a list that may be long, as that of all chains or of a table's rules: other programs may have 100,000.
+    /// `read` returns an object with what identifies it. Empty if the object whose contents are listed does not exist.
+    ///
+    /// The kernel marks a list during which anything in the ruleset changed, as each ADD does. If all attempts were
+    /// marked, the result is their union, as for [`Socket::changing_elements`].
+    pub(super) fn gather_changing<T, K: Ord>(
+        &self,
+        operation: &str,
+        message: impl Fn() -> cni_netlink::Message,
+        read: impl Fn(Option<Family>, &[u8]) -> Option<(K, T)>,
+    ) -> Result<Vec<T>, Error> {
+        let (mut united, mut was_whole) = (BTreeMap::new(), false);
+        for _ in 0..ATTEMPTS {
+            let mut found = Vec::new();
+            let end = self.channel.request(message(), |family, body| {
+                found.extend(read(Family::from_number(family), body));
+            });
+            match end {
+                Ok(End::Complete | End::Broken) => {
+                    return Ok(found.into_iter().map(|(_, object)| object).collect());
+                }
+                Ok(End::Interrupted) => was_whole = true,
+                Err(Errno::EINTR) => {}
+                Err(Errno::ENOENT) => return Ok(Vec::new()),
+                Err(errno) => return Err(Error::Io { operation: operation.to_owned(), errno }),
+            }
+            united.extend(found);
+        }
+        if !was_whole {
+            return Err(Error::Unstable { operation: operation.to_owned() });
+        }
+        log::debug!("{operation}: united {ATTEMPTS} lists, as the ruleset keeps changing");
+        Ok(united.into_values().collect())
     }
 
     /// Reads one object. None if the object does not exist.
@@ -318,9 +467,25 @@ fn put_key(message: &mut Attributes, kind: u16, key: &[Value]) {
     });
 }
 
+/// The operation of listing a set, for errors.
+fn listing(table: &TableId, set: &str) -> String {
+    format!("list elements of {table} {set}")
+}
+
+/// The request for a dump of a set.
+fn elements_of(table: &TableId, set: &str) -> cni_netlink::Message {
+    let mut message = get(GET_ELEMENT, flag::DUMP, table.family.number());
+    message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
+    message
+}
+
 /// Hash of an element's key, unique in its set.
 fn hash(element: &ElementInfo) -> u64 {
+    hash_of(&element.key, element.key_end.as_deref())
+}
+
+fn hash_of(key: &[Value], key_end: Option<&[Value]>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (&element.key, &element.key_end).hash(&mut hasher);
+    (key, key_end).hash(&mut hasher);
     hasher.finish()
 }
