@@ -15,6 +15,8 @@
 //! reference plugin makes two chains for each container in `table bridge nat`, which are found by their comment and
 //! removed together with our elements.
 
+use std::collections::BTreeSet;
+
 use cni_kernel::mac::Mac;
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field, Hook,
@@ -169,19 +171,10 @@ impl Guards {
 
     fn retain(&self, network: &str, valid: &[Attachment]) -> Result<usize, Error> {
         let network = NetworkHash::of(network);
-        let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
-        let keep = |obsolete: &mut Vec<AttachmentHash>, element: ElementInfo| {
-            if let Some(owner) = owner_of(&element)
-                && owner.network_hash == network
-                && !valid.contains(&owner.attachment_hash)
-            {
-                obsolete.push(owner.attachment_hash);
-            }
-        };
-        let obsolete = match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
-            Err(e) if e.is_not_found() => return Ok(0),
-            other => other.map_err(|e| Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e))?,
-        };
+        let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+        let is_obsolete =
+            |owner: &Owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash);
+        let obsolete = self.list(is_obsolete)?.into_iter().map(|owner| owner.attachment_hash);
         let mut removed = 0;
         let mut failure = None;
         for hash in obsolete {
@@ -198,10 +191,15 @@ impl Guards {
         if self.table.info()?.is_none() || self.table.schema()?.is_none() {
             return Ok(None);
         }
-        let keep = |owners: &mut Vec<Owner>, element: ElementInfo| owners.extend(owner_of(&element));
-        match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
-            Err(e) if e.is_not_found() => Ok(Some(Vec::new())),
-            other => other.map(Some).map_err(|e| Error::kernel(format!("read table {TABLE}"), e)),
+        self.list(|_| true).map(Some)
+    }
+
+    /// The owners that pass, also while other processes change the ruleset.
+    fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Owner>, Error> {
+        match self.table.socket.changing_elements(&table(), OWNERS, |_| true) {
+            Err(e) if e.is_not_found() => Ok(Vec::new()),
+            Err(e) => Err(Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e)),
+            Ok(found) => Ok(found.iter().filter_map(owner_of).filter(pass).collect()),
         }
     }
 }

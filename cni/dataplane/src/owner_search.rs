@@ -13,7 +13,7 @@ use cni_spec::Attachment;
 use crate::nftables::liveness::Record;
 use crate::nftables::owner_entry;
 use crate::nftables::schema::Map;
-use crate::nftables::session::Session;
+use crate::nftables::session::{Listing, Session};
 use crate::owned_table::unless_no_nf_tables;
 use crate::owner::{AttachmentHash, Life};
 use crate::teardown::{OwnTable, TableContent};
@@ -104,7 +104,8 @@ pub struct GoneOwners {
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.
 pub fn gone() -> Result<GoneOwners, Error> {
-    let entries = unless_no_nf_tables(with_table(|session| session.dump([Map::Owners], |_| true)))?;
+    let list = |session: &Session| session.list(Listing::Changing, [Map::Owners], |_| true);
+    let entries = unless_no_nf_tables(with_table(list))?;
     let mut owners = BTreeMap::<AttachmentHash, (Owner, bool)>::new();
     let mut unknown = Vec::new();
     for entry in entries {

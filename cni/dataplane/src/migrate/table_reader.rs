@@ -16,7 +16,7 @@ use crate::nftables::migration::{Key, Transit};
 use crate::nftables::network_chains::AllChains;
 use crate::nftables::plan;
 use crate::nftables::schema::{self, KIND_MASQUERADE, KIND_PORTS, Map, SharedChain};
-use crate::nftables::session::{OwnedElement, Session};
+use crate::nftables::session::{Listing, OwnedElement, Session};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 
@@ -62,7 +62,7 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, AttachmentElements>
             }
         }
     }
-    let chains = AllChains::read(session)?;
+    let chains = AllChains::read(session, Listing::OneGeneration)?;
     let mut all = BTreeMap::new();
     for (key, entry) in entries {
         let Some(owner) = entry.owner.clone() else { continue };

@@ -12,7 +12,7 @@ use super::network_chains::AllChains;
 use super::plan::{Exempt, as_address};
 use super::schema::exempt::fill;
 use super::schema::{self, ExemptId, Map, SharedChain, family_of};
-use super::session::Session;
+use super::session::{Listing, Session};
 use crate::difference::ExemptDifference;
 use crate::owned_table::unless_no_nf_tables;
 use crate::{AddressFamily, Error};
@@ -91,8 +91,8 @@ pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| {
         let mut lists: BTreeMap<SharedChain, bool> = BTreeMap::new();
         let mut owners = BTreeSet::new();
-        let chains = AllChains::read(&session)?;
-        for held in session.dump(AddressFamily::BOTH.map(Map::Masqueraded), |_| true)? {
+        let chains = AllChains::read(&session, Listing::Changing)?;
+        for held in session.list(Listing::Changing, AddressFamily::BOTH.map(Map::Masqueraded), |_| true)? {
             let found = |address| chains.of(Map::Masquerade(AddressFamily::of(address)), address);
             let Some(chain @ SharedChain::Masquerade { network, exempt }) = held.address().and_then(found)
             else {

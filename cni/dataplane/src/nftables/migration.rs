@@ -12,7 +12,7 @@ use cni_nftables::{Element, ElementId, Transaction, Value};
 use super::liveness::{Record, TLV_KIND};
 pub(crate) use super::migration_state::Transit;
 use super::schema::{self, Map};
-use super::session::{OwnedElement, Session};
+use super::session::{Known, OwnedElement, Session};
 use super::withdraw;
 use crate::owner::AttachmentHash;
 use crate::{Error, Owner};
@@ -93,6 +93,7 @@ pub(crate) fn take_away(
     removal: &Removal<'_>,
 ) -> Result<BTreeSet<Key>, Error> {
     let Removal { part, still, settle } = *removal;
+    let known = Known::default();
     session.transact("remove what was migrated", |_| {
         let (mut batch, mut going) = (Transaction::new(), BTreeSet::new());
         for key in keys {
@@ -119,7 +120,7 @@ pub(crate) fn take_away(
             let key = |owner: &Owner| Key { hash: owner.attachment_hash, kind: held.map.kind() };
             held.owner.as_ref().is_some_and(|owner| going.contains(&key(owner)))
         };
-        for held in session.dump(Map::all().filter(|map| meant(*map)), is_going)? {
+        for held in session.owned(&known, |held| meant(held.map) && is_going(held))? {
             batch.delete_element(held.id());
         }
         for key in going.iter().filter(|_| part == Part::All) {

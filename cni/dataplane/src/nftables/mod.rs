@@ -41,7 +41,7 @@ use conntrack::{Selection, Target};
 use offload::Offload;
 use publish::{Job, Made};
 use schema::{Layout, Map, Protocols};
-use session::{OwnedElement, Session};
+use session::{Listing, OwnedElement, Session};
 use state::State;
 pub use udp_flows::FlowSearch;
 
@@ -253,7 +253,7 @@ impl Backend for Nftables {
     fn list(&self) -> Result<Vec<Listed>, Error> {
         let session = Session::open()?;
         let mut all: Vec<Listed> = session
-            .dump(Map::with_ports(), |_| true)?
+            .list(Listing::Changing, Map::with_ports(), |_| true)?
             .into_iter()
             .filter_map(|held| {
                 published(&held).map(|port| Listed {
@@ -295,7 +295,7 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     if session.schema()?.is_none() {
         return Ok(None);
     }
-    let entries = session.dump([Map::Owners], |_| true)?;
+    let entries = session.list(Listing::Changing, [Map::Owners], |_| true)?;
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
 }
 

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use super::plan::{Item, Lead, as_address};
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{OwnedElement, Session, element_id};
+use super::session::{Listing, OwnedElement, Session, element_id};
 use crate::Error;
 
 /// A network, and the chain to which its containers lead.
@@ -207,8 +207,8 @@ pub(crate) struct AllChains {
 }
 
 impl AllChains {
-    pub(crate) fn read(session: &Session) -> Result<Self, Error> {
-        let own = session.dump(of_addresses(), |_| true)?;
+    pub(crate) fn read(session: &Session, listing: Listing) -> Result<Self, Error> {
+        let own = session.list(listing, of_addresses(), |_| true)?;
         let own = own.iter().filter_map(|held| Some(((held.map, held.address()?), held.shared_chain())));
         let own = own.collect();
         Ok(Self { own, networks: NetworkChains::read(session, Map::of_networks())? })
@@ -262,11 +262,14 @@ pub(crate) fn upgrade(session: &Session, batch: &mut Transaction) -> Result<(), 
 }
 
 /// Builds the removal of the shared chains to which no address leads. Also returns the other shared chains.
-pub(crate) fn remove_unused(session: &Session) -> Result<(Transaction, BTreeSet<SharedChain>), Error> {
-    let all = AllChains::read(session)?;
+pub(crate) fn remove_unused(
+    session: &Session,
+    listing: Listing,
+) -> Result<(Transaction, BTreeSet<SharedChain>), Error> {
+    let all = AllChains::read(session, listing)?;
     let mut by_network = BTreeSet::new();
     for map in of_addresses() {
-        let held = session.dump(map.addresses(), |_| true)?;
+        let held = session.list(listing, map.addresses(), |_| true)?;
         let keys = held.iter().filter_map(|held| Some((map, held.address()?)));
         by_network.extend(keys.filter(|key| !all.own.contains_key(key)));
     }

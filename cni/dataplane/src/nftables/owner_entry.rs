@@ -13,7 +13,7 @@ use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
 use super::plan;
 use super::schema::{self, Map};
-use super::session::{OwnedElement, Session, element_id};
+use super::session::{Listing, OwnedElement, Session, element_id};
 use super::state::State;
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, Life};
@@ -126,7 +126,8 @@ pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<V
         let netns = held.record.as_ref().and_then(Record::here);
         Some(OwnerRecord { kind: kind(&held), life, netns, transit: held.transit(), owner: held.owner? })
     };
-    Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
+    let found = session.list(Listing::Changing, [Map::Owners], of_others)?;
+    Ok(found.into_iter().filter_map(recorded).collect())
 }
 
 pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Result<bool, Error> {

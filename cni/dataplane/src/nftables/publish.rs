@@ -17,7 +17,7 @@ use super::migration_state::Transit;
 use super::network_chains::{self, Ways};
 use super::plan::{self, Datum, Item, Lead, Plan};
 use super::schema::{self, Layout, Map, SharedChain};
-use super::session::{OwnedElement, Session, describe, element_id};
+use super::session::{Known, OwnedElement, Session, describe, element_id};
 use super::state::State;
 use super::{addresses, exempt};
 use crate::difference::Difference;
@@ -262,24 +262,24 @@ impl Job {
             self.add_shared_chains(session, &mut batch, &Ways::decide(session, &self.plan.leads)?)?;
             Ok((batch, ()))
         })?;
-        session.transact(&self.operation, |_| self.difference(session))
+        let known = Known::default();
+        session.transact(&self.operation, |_| self.difference(session, &known))
     }
 
-    fn difference(&self, session: &Session) -> Result<(Transaction, Made), Error> {
+    fn difference(&self, session: &Session, known: &Known) -> Result<(Transaction, Made), Error> {
         let mut batch = Self::base(session)?;
         let ways = Ways::decide(session, &self.plan.leads)?;
         self.add_shared_chains(session, &mut batch, &ways)?;
         let all_items = self.items(&ways);
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
-            Some(_) => {
-                session.dump(Map::all(), |held| held.is_of(self.hash) && held.map.kind() == self.kind)?
-            }
+            Some(_) => session.owned(known, |held| {
+                held.map != Map::Owners && held.is_of(self.hash) && held.map.kind() == self.kind
+            })?,
             None => Vec::new(),
         };
-        let own: Vec<OwnedElement> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
         let others = self.others(session, &all_items, &ways)?;
-        let (removal, gone) = super::withdraw::removal(session, &others.dead)?;
+        let (removal, gone) = super::withdraw::removal(session, &others.dead, known)?;
         batch.append(removal);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
         let items: Vec<&Item> = all_items.iter().filter(|item| !shared(item)).collect();

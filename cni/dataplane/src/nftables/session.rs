@@ -2,6 +2,7 @@
 
 //! Reads the table and its elements.
 
+use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::ops::Deref;
 
@@ -27,6 +28,21 @@ impl Deref for Session {
     fn deref(&self) -> &OwnedTable {
         &self.0
     }
+}
+
+/// The elements with an owner that an operation has found, for all its attempts to commit.
+#[derive(Debug, Default)]
+pub(crate) struct Known(OnceCell<Vec<OwnedElement>>);
+
+/// How the elements of a map are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listing {
+    /// Those of one generation of the ruleset. On a busy node with thousands of elements, this fails, because the
+    /// ruleset changes before the list is complete.
+    OneGeneration,
+    /// Those that exist during the whole list, and maybe some that come or go meanwhile (see
+    /// [`Socket::changing_elements`]).
+    Changing,
 }
 
 /// An element of one of our maps, possibly made by hand.
@@ -180,9 +196,19 @@ impl Session {
         self.get(Map::Owners, &plan::owner_key(hash, kind))
     }
 
-    /// Lists the elements of these maps that pass the filter.
+    /// Lists the elements of these maps that pass the filter, in one generation of the ruleset.
     pub(crate) fn dump(
         &self,
+        maps: impl IntoIterator<Item = Map>,
+        pass: impl Fn(&OwnedElement) -> bool,
+    ) -> Result<Vec<OwnedElement>, Error> {
+        self.list(Listing::OneGeneration, maps, pass)
+    }
+
+    /// Lists the elements of these maps that pass the filter.
+    pub(crate) fn list(
+        &self,
+        listing: Listing,
         maps: impl IntoIterator<Item = Map>,
         pass: impl Fn(&OwnedElement) -> bool,
     ) -> Result<Vec<OwnedElement>, Error> {
@@ -194,7 +220,18 @@ impl Session {
                     out.push(held);
                 }
             };
-            match self.socket.fold_elements(&self.table, map.name(), Vec::new, keep) {
+            let OwnedTable { socket, table, .. } = &self.0;
+            let listed = match listing {
+                Listing::OneGeneration => socket.fold_elements(table, map.name(), Vec::new, keep),
+                Listing::Changing => socket.changing_elements(table, map.name(), |_| true).map(|infos| {
+                    let mut some = Vec::new();
+                    for info in infos {
+                        keep(&mut some, info);
+                    }
+                    some
+                }),
+            };
+            match listed {
                 Ok(mut some) => all.append(&mut some),
                 Err(e) if e.is_not_found() => {}
                 Err(e) => {
@@ -206,6 +243,42 @@ impl Session {
             }
         }
         Ok(all)
+    }
+
+    /// Finds the elements with an owner that pass the filter, for a batch that deletes or replaces them. An
+    /// operation's first attempt lists all elements, also if other processes change the ruleset meanwhile. Each
+    /// attempt then reads those that passed again, one by one. So what an attempt finds is true in the generation of
+    /// its commit, and the time from one to the other does not grow with the number of elements on the node.
+    ///
+    /// Elements that are added after the first attempt are missing. A runtime has no two calls at a time for one
+    /// attachment, and nobody adds elements for an owner that is dead.
+    pub(crate) fn owned(
+        &self,
+        known: &Known,
+        pass: impl Fn(&OwnedElement) -> bool,
+    ) -> Result<Vec<OwnedElement>, Error> {
+        let all = match known.0.get() {
+            Some(all) => all,
+            None => {
+                let all = self.list(Listing::Changing, Map::all(), |held| held.owner.is_some())?;
+                known.0.get_or_init(|| all)
+            }
+        };
+        self.read_again(all.iter().filter(|held| pass(held)))
+    }
+
+    /// Reads these elements again. Those that are gone, or have another owner now, are left out.
+    pub(crate) fn read_again<'a>(
+        &self,
+        known: impl IntoIterator<Item = &'a OwnedElement>,
+    ) -> Result<Vec<OwnedElement>, Error> {
+        let mut present = Vec::new();
+        for held in known {
+            let same =
+                |now: &OwnedElement| (&now.key, &now.end, &now.owner) == (&held.key, &held.end, &held.owner);
+            present.extend(self.get(held.map, &held.key)?.filter(same));
+        }
+        Ok(present)
     }
 
     /// Lists the intervals of a map whose key is a single value. None if the map is missing.

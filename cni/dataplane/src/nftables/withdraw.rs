@@ -11,11 +11,11 @@ use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
 use super::schema::{self, Map};
-use super::session::{OwnedElement, Session};
+use super::session::{Known, Listing, OwnedElement, Session};
 use super::{exempt, network_chains, owner_entry, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
-use crate::{AddressFamily, Error, Kinds, Withdrawal};
+use crate::{AddressFamily, Cause, Error, Kinds, Withdrawal};
 
 /// The most hinted ports that are looked up one by one.
 const MANY: usize = 256;
@@ -34,6 +34,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
     let kinds = kinds(withdrawal.kinds);
+    let known = Known::default();
     session.transact(&operation, |_| {
         let entries = entries(session, hash, &kinds)?;
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
@@ -50,7 +51,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
         if held.iter().filter(|held| held.map.is_counted()).count() != expected {
-            held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
+            held = session.owned(&known, is_element(hash, &kinds))?;
         }
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
@@ -68,9 +69,10 @@ pub(crate) fn everything_of(
     hash: AttachmentHash,
     kinds: &[u32],
 ) -> Result<(), Error> {
+    let known = Known::default();
     session.transact(operation, |_| {
         let mut held = entries(session, hash, kinds)?;
-        held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
+        held.extend(session.owned(&known, is_element(hash, kinds))?);
         let mut batch = Transaction::new();
         delete(&mut batch, &held);
         if kinds.contains(&schema::KIND_PORTS) {
@@ -84,6 +86,7 @@ pub(crate) fn everything_of(
 pub(crate) fn removal(
     session: &Session,
     hashes: &BTreeSet<AttachmentHash>,
+    known: &Known,
 ) -> Result<(Transaction, Vec<OwnedElement>), Error> {
     let mut batch = Transaction::new();
     if hashes.is_empty() {
@@ -92,7 +95,7 @@ pub(crate) fn removal(
     let of_them = |held: &OwnedElement| {
         held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash))
     };
-    let held = session.dump(Map::all(), of_them)?;
+    let held = session.owned(known, of_them)?;
     delete(&mut batch, &held);
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
@@ -100,8 +103,9 @@ pub(crate) fn removal(
     Ok((batch, held))
 }
 
-fn elements() -> impl Iterator<Item = Map> {
-    Map::all().filter(|map| *map != Map::Owners)
+/// True for an attachment's elements of these kinds, without its entries in the map of owners.
+fn is_element(hash: AttachmentHash, kinds: &[u32]) -> impl Fn(&OwnedElement) -> bool {
+    move |held| held.map != Map::Owners && held.is_of(hash) && kinds.contains(&held.map.kind())
 }
 
 fn entries(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<Vec<OwnedElement>, Error> {
@@ -238,46 +242,88 @@ pub(crate) fn retain(
                 owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
             })
     };
-    // Repeated until nothing is left to remove.
-    loop {
-        let removed = session.transact(&operation, |_| {
-            match session.schema() {
-                Ok(Some(schema::SCHEMA)) => {}
-                // A table that is missing or that was made by hand contains none of our elements.
-                Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(None),
-                Err(error) => return Err(error),
-            }
-            let mut held = session.dump(Map::all(), condemned)?;
-            // The elements of an attachment are removed together, and its entries last.
-            held.sort_by_key(|held| {
-                (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
-            });
-            let (mut batch, mut count) = (Transaction::new(), 0);
-            for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
-                delete(&mut batch, of_one);
-                count += of_one.len();
-                let owner = of_one.first().and_then(|held| held.owner.as_ref());
-                if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
-                    delete_own_chains(session, &mut batch, owner.attachment_hash)?;
-                }
-                if batch.ops().len() >= BATCH {
-                    break;
-                }
-            }
-            if batch.is_empty() {
-                let (unused, used) = network_chains::remove_unused(session)?;
-                batch = unused;
-                exempt::delete_unused(session, &mut batch, &used)?;
-            }
-            held.truncate(count);
-            let removed = (!batch.is_empty()).then_some(held);
-            Ok((batch, removed))
-        })?;
-        match removed {
-            Some(removed) => gone.extend(removed),
-            None => return Ok(()),
-        }
+    match session.schema() {
+        Ok(Some(schema::SCHEMA)) => {}
+        // A table that is missing or that was made by hand contains none of our elements.
+        Ok(_) | Err(Error::ForeignTable { .. }) => return Ok(()),
+        Err(error) => return Err(error),
     }
+    let mut held = session.list(Listing::Changing, Map::all(), condemned)?;
+    // The elements of an attachment are removed together, and its entries last.
+    held.sort_by_key(|held| {
+        (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
+    });
+    let attachments: Vec<&[OwnedElement]> = held.chunk_by(|a, b| a.owner == b.owner).collect();
+    let mut rest = attachments.as_slice();
+    while !rest.is_empty() {
+        let (taken, removed) = remove_some(session, &operation, rest, kinds)?;
+        rest = rest.get(taken..).unwrap_or_default();
+        gone.extend(removed);
+    }
+    remove_unused(session, &operation)
+}
+
+/// Removes elements of the first of these attachments, as far as they still exist. Returns the number of these
+/// attachments together with the elements.
+fn remove_some(
+    session: &Session,
+    operation: &str,
+    attachments: &[&[OwnedElement]],
+    kinds: &[u32],
+) -> Result<(usize, Vec<OwnedElement>), Error> {
+    // The larger the batch, the more likely another process commits before. So each further attempt is half as large.
+    let mut most = 2 * BATCH;
+    session.transact(operation, |_| {
+        most = (most / 2).max(1);
+        let (mut batch, mut removed, mut taken) = (Transaction::new(), Vec::new(), 0);
+        for of_one in attachments {
+            let now = session.read_again(of_one.iter())?;
+            delete(&mut batch, &now);
+            removed.extend(now);
+            let owner = of_one.first().and_then(|held| held.owner.as_ref());
+            if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
+                delete_own_chains(session, &mut batch, owner.attachment_hash)?;
+            }
+            taken += 1;
+            if batch.ops().len() >= most {
+                break;
+            }
+        }
+        Ok((batch, (taken, removed)))
+    })
+}
+
+/// Removes the shared chains to which no address leads, and the sets that only they use.
+///
+/// An address that is found is proof that its chain is used, while the absence of any address is proven only by a list
+/// of one generation, which a busy node may never allow. So this list is read only if a chain seems to be unused.
+fn remove_unused(session: &Session, operation: &str) -> Result<(), Error> {
+    let build = |listing| -> Result<(Transaction, ()), Error> {
+        let (mut batch, used) = network_chains::remove_unused(session, listing)?;
+        exempt::delete_unused(session, &mut batch, &used)?;
+        Ok((batch, ()))
+    };
+    let (batch, ()) = build(Listing::Changing)?;
+    if batch.is_empty() {
+        return Ok(());
+    }
+    match session.transact(operation, |_| build(Listing::OneGeneration)) {
+        // An unused chain does no harm, and everything that belongs to a container was removed.
+        Err(error) if changes_too_often(&error) => {
+            log::info!("chains that nothing uses stay until a later garbage collection: {error}");
+            Ok(())
+        }
+        done => done,
+    }
+}
+
+/// True for the error of a list or a commit that was given up because the ruleset changed at every attempt.
+fn changes_too_often(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Busy { .. }
+            | Error::Kernel { source: Cause::Nftables(cni_nftables::Error::Unstable { .. }), .. }
+    )
 }
 
 fn entry_kind(held: &OwnedElement) -> u32 {
