@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! A node with thousands of links, on which others start and remove containers all the time.
+//! A node with thousands of links and containers, on which others start and remove containers all the time.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
@@ -71,6 +74,97 @@ fn every_call_works_on_a_node_with_many_links_that_come_and_go() {
         }
         over.store(true, Ordering::Relaxed);
         changing.join().expect("links that come and go");
+    });
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Containers of another network, each with three ports.
+const MANY_CONTAINERS: usize = 3000;
+
+/// What these containers have in our tables, as commands of nft.
+fn many_containers() -> String {
+    let mut commands = String::new();
+    let mut add = |table: &str, set: &str, elements: Vec<String>| {
+        for some in elements.chunks(500) {
+            writeln!(commands, "add element inet {table} {set} {{ {} }}", some.join(", ")).expect("a string");
+        }
+    };
+    let hash = |number: usize| format!("{number:032x}");
+    let comment = |number: usize| {
+        format!("comment \"slipway1 0123456789abcdef-{} other eth0 c{number}\"", hash(number))
+    };
+    let address = |number: usize| format!("10.99.{}.{}", number / 250, number % 250 + 1);
+    let key = |number: usize| {
+        let digits = hash(number);
+        (0..8).map(|group| &digits[4 * group..4 * group + 4]).collect::<Vec<_>>().join(":")
+    };
+    let all = || 1..=MANY_CONTAINERS;
+    let port = |number: usize, nth: usize| {
+        format!("tcp . {} {} : {} . 80", 20_000 + 3 * number + nth, comment(number), address(number))
+    };
+    let with_comment = |number: usize| format!("{} {}", address(number), comment(number));
+    let owner = |number: usize, kind: u8, count: u8| {
+        format!("{} . {kind:#x} {} : {count:#x}", key(number), comment(number))
+    };
+    add("slipway", "hostports4", all().flat_map(|number| (0..3).map(move |nth| port(number, nth))).collect());
+    add("slipway", "published4", all().map(with_comment).collect());
+    add("slipway", "masqueraded4", all().map(with_comment).collect());
+    add("slipway", "owners", all().flat_map(|number| [owner(number, 1, 4), owner(number, 2, 1)]).collect());
+    // Such an entry of the bridge's own container asks for the same isolation.
+    let recorded = |number: usize| format!("{} {} : \"cni0\" . 0x101", key(number), comment(number));
+    add("slipway-firewall", "attachments", all().map(recorded).collect());
+    commands
+}
+
+/// Listing thousands of elements takes the time of many commits, so no list of one generation of the ruleset is
+/// complete while others commit all the time. Calls for which lists are needed work nevertheless.
+#[test]
+fn calls_that_list_elements_work_while_others_change_the_ruleset_all_the_time() {
+    let node = Node::new();
+    let ipam = slipway_tests::host_local("10.88.0.0/24", "fd00:88::/64");
+    let network = node.network(json!({"name": "crowd", "plugins": [
+        {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipam": ipam},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+        {"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"},
+    ]}));
+    let pods: Vec<_> = (0..4).map(|number| node.pod(&format!("pod{number}"))).collect();
+    let attached: Vec<_> =
+        pods.iter().zip(8080..).map(|(pod, port)| Attach::new(pod).port(Proto::Tcp, port, 80)).collect();
+    for one in &attached {
+        network.add(one).unwrap();
+    }
+    node.cmd_input("nft -f -", &many_containers());
+    let change = |number: usize| {
+        let (map, key) = ("inet slipway hostips4", format!("192.0.2.1 . tcp . {}", number + 1));
+        format!("add element {map} {{ {key} : 10.9.9.9 . 80 }}\ndelete element {map} {{ {key} }}\n")
+    };
+    let changes: String = (0..200).map(change).collect();
+    let mut failed = Vec::new();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // In the interactive mode, each line is a commit of its own.
+        let changing = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                node.try_cmd_input("nft -i", &changes);
+            }
+        });
+        // The third one's DEL was lost.
+        let [first, second, _, kept] = attached.as_slice() else { unreachable!() };
+        let mut call = |name: &str, outcome: Result<(), String>| {
+            failed.extend(outcome.err().map(|error| format!("{name}: {error}")));
+        };
+        let text = |error| format!("{error:?}");
+        call("DEL", network.del(first).map_err(text));
+        call("repeated ADD", network.add(second).map(drop).map_err(text));
+        call("DEL of the second", network.del(second).map_err(text));
+        call("GC", network.gc(&[kept]).map_err(|errors| format!("{errors:?}")));
+        call("CHECK after GC", network.check(kept).map_err(text));
+        let listed = node.try_slipway("ports --output json");
+        over.store(true, Ordering::Relaxed);
+        let listed: Value = serde_json::from_str(&listed.stdout).unwrap_or_default();
+        let count = listed["ports"].as_array().map_or(0, Vec::len);
+        call("ports", if count > 3 * MANY_CONTAINERS { Ok(()) } else { Err(format!("{count} listed")) });
+        changing.join().expect("changes of the ruleset");
     });
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }

@@ -21,9 +21,11 @@
 //! The chains of iptables and the zones of firewalld cannot store an owner. So every attachment has an entry in this
 //! table, by which DEL and GC find its rules without the configuration.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use cni_nftables::{Element, ElementData, ElementId, ElementInfo, Transaction, Value};
+use cni_nftables::{Element, ElementData, ElementId, ElementInfo, Socket, Transaction, Value};
 use cni_spec::Attachment;
 
 use super::layout::{
@@ -36,6 +38,11 @@ use crate::nftables::liveness::TLV_KIND;
 use crate::owned_table::{OwnedTable, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Difference, Error, Owner};
+
+thread_local! {
+    /// For each bridge, the attachment that [`FirewallTable::needed_by_none`] has found last.
+    static LAST_FOUND: RefCell<BTreeMap<String, AttachmentHash>> = const { RefCell::new(BTreeMap::new()) };
+}
 
 /// The entry of an attachment.
 #[derive(Debug, Clone)]
@@ -171,20 +178,66 @@ impl FirewallTable {
         Ok(self.element(&pod_id(address))?.as_ref().and_then(owner_of).map(|owner| owner.attachment_hash))
     }
 
+    /// The entries of the owners that pass, also while other processes change the ruleset.
     pub(super) fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Entry>, Error> {
-        let keep = |found: &mut Vec<_>, element: ElementInfo| {
-            found.extend(entry_of(&element).filter(|entry| pass(&entry.owner)));
-        };
-        match self.0.socket.fold_elements(&table(), ATTACHMENTS, Vec::new, keep) {
+        let is_wanted = |element: &ElementInfo| owner_of(element).is_some_and(|owner| pass(&owner));
+        match self.0.socket.changing_elements(&table(), ATTACHMENTS, is_wanted) {
             Err(e) if e.is_not_found() => Ok(Vec::new()),
-            other => other.map_err(|e| Error::kernel(format!("read table {TABLE}"), e)),
+            Err(e) => Err(Error::kernel(format!("read table {TABLE}"), e)),
+            Ok(found) => Ok(found.iter().filter_map(entry_of).collect()),
         }
     }
 
-    /// The choices of the attachments on a bridge, except those of one attachment.
-    fn choices(&self, bridge: &str, except: Option<AttachmentHash>) -> Result<Vec<Choice>, Error> {
-        let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
-        Ok(others.iter().filter(|entry| entry.bridge == bridge).filter_map(|entry| entry.choice).collect())
+    /// The elements among these that no other attachment on the bridge needs. To be called for a batch that is
+    /// committed only if the ruleset is still the same.
+    ///
+    /// Usually, the bridge has other containers with the same policy. One of them is enough to know, and it is found at
+    /// the beginning of the list, so a DEL does not read the entries of all containers of the node, which takes longer
+    /// the more there are, and does not succeed while many others start and stop. Each search leaves a socket with an
+    /// unread list, so a GC looks at the container that it has found last before it searches for another one.
+    fn needed_by_none(
+        &self,
+        shared: Vec<ElementId>,
+        bridge: &str,
+        hash: AttachmentHash,
+    ) -> Result<Vec<ElementId>, Error> {
+        if shared.is_empty() {
+            return Ok(shared);
+        }
+        let isolation =
+            |entry: Entry| entry.choice.map(|choice| choice.isolation(bridge)).unwrap_or_default();
+        let is_other = |entry: &Entry| entry.bridge == bridge && entry.owner.attachment_hash != hash;
+        let needs_all = |element: &ElementInfo| {
+            let needed = entry_of(element).filter(is_other).map(isolation).unwrap_or_default();
+            shared.iter().all(|id| needed.contains(id))
+        };
+        let last = LAST_FOUND.with_borrow(|found| found.get(bridge).copied());
+        if let Some(last) = last
+            && self.element(&attachment_id(last))?.is_some_and(|element| needs_all(&element))
+        {
+            return Ok(Vec::new());
+        }
+        let failed = |e: cni_nftables::Error| Error::kernel(format!("read table {TABLE}"), e);
+        let socket = Socket::open().map_err(failed)?;
+        match socket.find_element(&table(), ATTACHMENTS, needs_all) {
+            Ok(Some(found)) => {
+                if let Some(owner) = owner_of(&found) {
+                    LAST_FOUND.with_borrow_mut(|all| all.insert(bridge.to_owned(), owner.attachment_hash));
+                }
+                return Ok(Vec::new());
+            }
+            Ok(None) => {}
+            Err(e) if e.is_not_found() => {}
+            Err(e) => return Err(failed(e)),
+        }
+        let keep = |kept: &mut Vec<ElementId>, element: ElementInfo| {
+            kept.extend(entry_of(&element).filter(is_other).map(isolation).unwrap_or_default());
+        };
+        let kept = match self.0.socket.fold_elements(&table(), ATTACHMENTS, Vec::new, keep) {
+            Err(e) if e.is_not_found() => Vec::new(),
+            other => other.map_err(failed)?,
+        };
+        Ok(shared.into_iter().filter(|id| !kept.contains(id)).collect())
     }
 
     /// The policies that attachments on a bridge ask for in the chains of iptables, except those of one attachment.
@@ -193,8 +246,9 @@ impl FirewallTable {
         bridge: &str,
         except: Option<AttachmentHash>,
     ) -> Result<Vec<IngressPolicy>, Error> {
-        let choices = self.choices(bridge, except)?;
-        let in_chains = choices.iter().filter(|choice| choice.isolator == Isolator::Iptables);
+        let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
+        let choices = others.iter().filter(|entry| entry.bridge == bridge).filter_map(|entry| entry.choice);
+        let in_chains = choices.filter(|choice| choice.isolator == Isolator::Iptables);
         Ok(in_chains.map(|choice| choice.policy).filter(|policy| *policy != IngressPolicy::Open).collect())
     }
 
@@ -267,13 +321,9 @@ impl FirewallTable {
             }
         }
         let shared = Choice::of(&held).isolation(&held.bridge);
-        if !shared.is_empty() {
-            let others = self.choices(&held.bridge, Some(hash))?;
-            let kept: Vec<_> = others.iter().flat_map(|choice| choice.isolation(&held.bridge)).collect();
-            for id in shared {
-                if !kept.contains(&id) && self.has_shared(&id)? {
-                    present.push(id);
-                }
+        for id in self.needed_by_none(shared, &held.bridge, hash)? {
+            if self.has_shared(&id)? {
+                present.push(id);
             }
         }
         Ok(present)
@@ -339,12 +389,15 @@ impl FirewallTable {
 
     pub(super) fn dead(&self, network: &str, valid: &[Attachment]) -> Result<Vec<FirewallRecord>, Error> {
         let network = NetworkHash::of(network);
-        let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+        let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
         let is_dead =
             |owner: &Owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash);
+        // In another order than the kernel's: a GC that removes them all then finds a container that is still there
+        // (`needed_by_none`) without a search for each.
+        let dead: BTreeSet<_> = self.list(is_dead)?.iter().map(|entry| entry.owner.attachment_hash).collect();
         let mut all = Vec::new();
-        for entry in self.list(is_dead)? {
-            all.extend(self.held(entry.owner.attachment_hash)?);
+        for hash in dead {
+            all.extend(self.held(hash)?);
         }
         Ok(all)
     }

@@ -3,6 +3,8 @@
 //! The containers on a bridge. The rules that isolate a bridge may be removed only if every container left on it has
 //! a record.
 
+use std::collections::BTreeSet;
+
 use cni_dataplane::firewall::{self, BridgeUse};
 use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
@@ -42,7 +44,7 @@ impl Leaving {
 pub(super) fn use_of(bridge: &str, leaving: Leaving) -> Result<BridgeUse, CniError> {
     let host = RouteSocket::open().map_err(failed)?;
     let Some(link) = host.find_link(bridge).map_err(failed)? else { return Ok(BridgeUse::Unused) };
-    let recorded = firewall::recorded()?;
+    let recorded: BTreeSet<AttachmentHash> = firewall::recorded()?.into_iter().collect();
     let is_unknown = |link: &Link| !is_known(link, leaving, &recorded);
     let unknown = match link.kind {
         LinkKind::Bridge => {
@@ -56,7 +58,7 @@ pub(super) fn use_of(bridge: &str, leaving: Leaving) -> Result<BridgeUse, CniErr
 
 /// True if the alias that bridge and ptp write says that a link belongs to the leaving attachment or to one with a
 /// record. A link outlives the path of its namespace for a while.
-fn is_known(link: &Link, leaving: Leaving, recorded: &[AttachmentHash]) -> bool {
+fn is_known(link: &Link, leaving: Leaving, recorded: &BTreeSet<AttachmentHash>) -> bool {
     if Some(link.index) == leaving.port {
         return true;
     }
@@ -76,7 +78,7 @@ mod tests {
         let two = Owner::of(&Attachment::new("net", "two", "eth0").unwrap());
         let leaving = Leaving { owner: Some(one.attachment_hash), port: Some(7) };
         let gone = Leaving::recorded(one.attachment_hash);
-        let recorded = [two.attachment_hash];
+        let recorded = BTreeSet::from([two.attachment_hash]);
         for (index, alias, leaving, known) in [
             (7, "", leaving, true),
             (7, "", gone, false),
