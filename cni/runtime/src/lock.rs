@@ -27,6 +27,9 @@ pub const DIRECTORY: &str = "locks";
 /// How many bytes of a name are part of a lock file's name, because a file name has at most 255. If longer names have
 /// the same beginning, they share a lock.
 const LONGEST: usize = 200;
+/// How many lock files are deleted after one look at the attachments: each is a descriptor until then, and a look reads
+/// all files of the cache.
+const TOGETHER: usize = 100;
 /// How often a wait checks the cancellation token.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -123,13 +126,21 @@ impl Locks {
             ids.iter().map(|id| file_name("container", id)).collect()
         };
         let first = kept(attached()?);
-        for name in files.filter(is_of_container).filter(|name| !first.contains(name)) {
-            let lock = match self.try_lock(&name, Mode::Exclusive, Duration::ZERO) {
-                Err(error) if error.is_timeout() => continue,
-                locked => locked?,
-            };
+        let stale: Vec<String> = files.filter(is_of_container).filter(|name| !first.contains(name)).collect();
+        for names in stale.chunks(TOGETHER) {
+            let mut locked = Vec::new();
+            for name in names {
+                match self.try_lock(name, Mode::Exclusive, Duration::ZERO) {
+                    Err(error) if error.is_timeout() => {}
+                    lock => locked.push((name, lock?)),
+                }
+            }
+            if locked.is_empty() {
+                continue;
+            }
             // An ADD may have ended since the attachments were listed.
-            if !kept(attached()?).contains(&name) {
+            let now = kept(attached()?);
+            for (_, lock) in locked.into_iter().filter(|(name, _)| !now.contains(*name)) {
                 Held { container: Some(lock), _network: None }.forget_container();
             }
         }
@@ -271,6 +282,32 @@ mod tests {
     #[test]
     fn gc_of_pods_gets_the_lock_in_a_stream_of_set_ups() {
         gets_its_turn(Locks::pod, Locks::pods);
+    }
+
+    #[test]
+    fn many_lock_files_are_deleted_after_few_looks_at_the_attachments() {
+        let cache = tempfile::tempdir().unwrap();
+        let locks = Locks::open(cache.path()).unwrap();
+        let options = CallOptions::new().limit(Duration::from_millis(50));
+        let id = |number: usize| format!("c{number}");
+        for number in 0..450 {
+            drop(locks.container(&id(number), &options).unwrap());
+        }
+        let _in_use = locks.container(&id(7), &options).unwrap();
+        let looks = std::cell::Cell::new(0);
+        // The ADD of one container ends after the first look.
+        let attached = || {
+            looks.set(looks.get() + 1);
+            let ids = (0..50).chain((looks.get() > 1).then_some(449));
+            Ok(ids.filter(|number| *number != 7).map(id).collect())
+        };
+        locks.forget_others(attached).unwrap();
+        let left: BTreeSet<String> =
+            locks.dir.list().unwrap().into_iter().map(|name| name.into_string().unwrap()).collect();
+        let expected: BTreeSet<String> =
+            (0..50).chain([449]).map(|number| file_name("container", &id(number))).collect();
+        assert_eq!(left, expected);
+        assert_eq!(looks.get(), 6);
     }
 
     #[test]
