@@ -118,6 +118,10 @@ fn read_table(
         chains.iter().filter(|chain| sees_each(chain)).map(|chain| chain.name.clone()).collect();
     let (mut reached, mut maps) = (BTreeSet::new(), BTreeSet::new());
     while let Some(chain) = waiting.pop() {
+        // Thousands of rules may lead to one chain.
+        if !reached.insert(chain.clone()) {
+            continue;
+        }
         for rule in by_chain.get(chain.as_str()).into_iter().flatten() {
             waiting.extend(rule.judgement.chains.iter().filter(|next| !reached.contains(*next)).cloned());
             for map in &rule.judgement.maps {
@@ -126,7 +130,6 @@ fn read_table(
                 }
             }
         }
-        reached.insert(chain);
     }
     for FoundRule { chain, handle, judgement } in
         found.into_iter().filter(|rule| reached.contains(&rule.chain))
