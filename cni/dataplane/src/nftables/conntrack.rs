@@ -17,6 +17,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use cni_kernel::route::{RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow};
 
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol, service_links};
@@ -248,23 +249,20 @@ impl Targets {
 
 /// Reads the node's own addresses. If that fails, only flows to loopback addresses are removed.
 fn local_addresses() -> BTreeSet<IpAddr> {
-    let all = match nix::ifaddrs::getifaddrs() {
-        Ok(all) => all,
-        Err(errno) => {
-            log::warn!(
-                "list the node's addresses: {errno}; earlier flows to published ports keep their translation"
-            );
-            return BTreeSet::new();
-        }
+    // getifaddrs(3) of glibc starts anew if a link has come in between, which on a busy node is always the case.
+    let read = || -> Result<BTreeSet<IpAddr>, RouteError> {
+        let socket = RouteSocket::open()?;
+        // Flows to the address of a Service belong to the engine that translates it.
+        let of_services: Vec<u32> =
+            service_links::present(&socket)?.into_iter().map(|link| link.index).collect();
+        let all = socket.all_addresses()?.into_iter();
+        let own = all.filter(|address| !of_services.contains(&address.link));
+        Ok(own.map(|address| address.net.addr()).collect())
     };
-    // Flows to the address of a Service belong to the engine that translates it.
-    let own = all.filter(|interface| !service_links::NAMES.contains(&interface.interface_name.as_str()));
-    own.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    read().unwrap_or_else(|error| {
+        log::warn!("{error}; earlier flows to published ports keep their translation");
+        BTreeSet::new()
     })
-    .collect()
 }
 
 #[cfg(test)]
