@@ -36,6 +36,7 @@ pub(crate) mod tools;
 mod trial;
 mod withdraw;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_spec::Attachment;
@@ -429,7 +430,7 @@ impl Backend for Iptables {
         }
         let owners = Owners::open()?;
         let network = NetworkHash::of(network);
-        let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+        let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
         let kinds = record_kinds(kinds);
         let is_dead =
             |owner: &Owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash);

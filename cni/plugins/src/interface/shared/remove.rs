@@ -2,6 +2,7 @@
 
 //! DEL and GC of all plugins with a veth pair. They do not depend on the current configuration.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
@@ -249,7 +250,7 @@ pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
 
 fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
     let host = Host::open()?;
-    let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+    let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
     let network = NetworkHash::of(network);
     let is_dead = |link: &Link| {
         link.kind == LinkKind::Veth

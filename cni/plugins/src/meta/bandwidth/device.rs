@@ -2,6 +2,8 @@
 
 //! The intermediate device (ifb) that limits a container's egress: its names, its owner.
 
+use std::collections::BTreeSet;
+
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkChange, LinkKind, RouteError, RouteSocket};
@@ -135,27 +137,46 @@ pub(super) fn remove(route: &RouteSocket, attachment: &Attachment) -> Result<(),
 /// # Errors
 /// The first error; all other devices were removed.
 pub(super) fn retain(route: &RouteSocket, network: &str, valid: &[Attachment]) -> Result<(), RouteError> {
+    let valid = Valid::of(network, valid);
     let mut result = Ok(());
-    for link in route.links()?.iter().filter(|link| is_dead(link, network, valid)) {
+    for link in route.links()?.iter().filter(|link| valid.lacks(link)) {
         result = result.and(gone(route.delete_link(link)));
     }
     result
 }
 
-fn is_dead(link: &Link, network: &str, valid: &[Attachment]) -> bool {
-    if !is_device(link) {
-        return false;
-    }
-    match Owner::from_comment(&link.alias) {
-        Some(owner) => {
-            owner.network_hash == NetworkHash::of(network)
-                && !valid.iter().any(|one| AttachmentHash::of(one) == owner.attachment_hash)
+/// What the devices of a network's valid attachments are recognised by. Each hash is computed once, not once for each
+/// device, of which a node may have thousands.
+struct Valid {
+    network: NetworkHash,
+    /// The MAC address of the network's devices.
+    mac: Mac,
+    owners: BTreeSet<AttachmentHash>,
+    names: BTreeSet<String>,
+}
+
+impl Valid {
+    fn of(network: &str, valid: &[Attachment]) -> Self {
+        Self {
+            network: NetworkHash::of(network),
+            mac: mac(network),
+            owners: valid.iter().map(AttachmentHash::of).collect(),
+            names: valid.iter().flat_map(names).collect(),
         }
-        // The MAC address shows the network of a device without an alias, which goes unless a valid attachment has its name.
-        None => {
-            link.alias.is_empty()
-                && link.mac == Some(mac(network))
-                && !valid.iter().any(|one| names(one).contains(&link.name))
+    }
+
+    /// True for a device of the network whose owner is not valid.
+    fn lacks(&self, link: &Link) -> bool {
+        if !is_device(link) {
+            return false;
+        }
+        match Owner::from_comment(&link.alias) {
+            Some(owner) => {
+                owner.network_hash == self.network && !self.owners.contains(&owner.attachment_hash)
+            }
+            // The MAC address shows the network of a device without an alias, which goes unless a valid attachment has its
+            // name.
+            None => link.alias.is_empty() && link.mac == Some(self.mac) && !self.names.contains(&link.name),
         }
     }
 }

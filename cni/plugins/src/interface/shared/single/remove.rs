@@ -2,6 +2,7 @@
 
 //! DEL and GC of the plugins that make a single link. They do not depend on the current configuration.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
@@ -85,7 +86,7 @@ pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
 
 fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
     let network = NetworkHash::of(network);
-    let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+    let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
     let is_dead = |link: &Link| {
         is_single(&link.kind)
             && owner(link)
