@@ -33,6 +33,9 @@ const RESYNC: Duration = Duration::from_secs(300);
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// The least time between two repairs, so that a program that changes our table all the time costs little.
 const PAUSE: Duration = Duration::from_millis(500);
+/// After a repair that found nothing missing, the least time is at least this many times as long as the repair took: on a
+/// node with thousands of containers, it takes seconds.
+const REST: u32 = 3;
 /// The wait after a failed repair. Each further failure doubles it, up to [`RESYNC`].
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The thread that waits for the kernel notices within this time that the repairs have ended.
@@ -94,7 +97,7 @@ pub async fn run(
     let mut reported = BTreeSet::new();
     let mut due: Option<Instant> = None;
     let mut wait = FIRST_WAIT;
-    let mut last = Instant::now() - PAUSE;
+    let (mut last, mut pause) = (Instant::now() - PAUSE, PAUSE);
     tokio::pin!(stop);
     loop {
         tokio::select! {
@@ -104,12 +107,12 @@ pub async fn run(
                 // The thread ends only after an error, or with the receiver.
                 let Some(damage) = damage else { return Ok(()) };
                 reported.insert(damage?);
-                let then = (Instant::now() + DEBOUNCE).max(last + PAUSE);
+                let then = (Instant::now() + DEBOUNCE).max(last + pause);
                 due = Some(due.map_or(then, |due| due.min(then)));
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let repair = repair(&program, std::mem::take(&mut reported)).await;
-                last = Instant::now();
+                (last, pause) = (Instant::now(), pause_after(repair.took, repair.was_needed()));
                 due = if repair.failures().next().is_none() {
                     wait = FIRST_WAIT;
                     None
@@ -122,6 +125,11 @@ pub async fn run(
             }
         }
     }
+}
+
+/// The least time from a repair to the next one.
+fn pause_after(took: Duration, was_needed: bool) -> Duration {
+    if was_needed { PAUSE } else { PAUSE.max(took * REST) }
 }
 
 async fn repair(program: &Program, damages: BTreeSet<Damage>) -> Repair {
@@ -175,4 +183,17 @@ fn observe(
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(work)?;
     Ok(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_repairs_that_find_nothing_leave_the_processor_to_others() {
+        let seconds = Duration::from_secs;
+        assert_eq!(pause_after(Duration::from_millis(100), false), PAUSE);
+        assert_eq!(pause_after(seconds(8), false), seconds(24));
+        assert_eq!(pause_after(seconds(8), true), PAUSE, "another part may be missing by now");
+    }
 }
