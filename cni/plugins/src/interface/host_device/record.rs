@@ -147,9 +147,12 @@ fn parse(content: &[u8]) -> Option<Record> {
     check_ifname(&record.name).is_ok().then_some(record)
 }
 
-/// Removes the attachment's record, if there is one.
+/// Removes the attachment's record, if there is one. A repeated DEL only looks.
 pub(super) fn forget(attachment: &Attachment) -> Result<(), CniError> {
-    match DurableDir::open(&path()).and_then(|directory| directory.remove(file_name(attachment))) {
+    let name = file_name(attachment);
+    let removed = DurableDir::open(&path())
+        .and_then(|directory| Ok(directory.exists(&name)? && directory.remove(&name)?));
+    match removed {
         Err(error) if !error.is_not_found() => Err(failed(error)),
         _ => Ok(()),
     }
