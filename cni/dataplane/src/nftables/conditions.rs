@@ -219,6 +219,9 @@ impl<'a> Parser<'a> {
 
 fn operand(field: Field, word: &str) -> Result<Operand, ConditionError> {
     let kind = field.data_type();
+    if ["{", "}", ","].contains(&word) {
+        return Err(ConditionError::Value(word.to_owned()));
+    }
     if kind == DataType::Ifname {
         return ifname(word).map(Operand::Value);
     }
@@ -343,6 +346,8 @@ mod tests {
                 "conditionsV4: \"1.1.1.1;\" is not an address",
             ),
             ("oifname eth\u{f}0", "conditionsV4: \"eth\u{f}0\" is not the name of an interface"),
+            ("oifname}mark 5", "conditionsV4: \"}\" cannot be a value of this field"),
+            ("iifname { eth0, , eth1 }", "conditionsV4: \",\" cannot be a value of this field"),
         ];
         for (condition, error) in cases {
             assert_eq!(show(&[condition], V4), error);
