@@ -30,7 +30,7 @@ const DATAPLANE: &[&[&str]] = &[
         "document",
     ],
     &["owned_table", "service_links"],
-    &["nftables", "macspoof", "duplicates"],
+    &["nftables", "macspoof", "duplicates", "tunnel_guard"],
     &["namespace_record"],
     &["iptables"],
     &["firewall"],
