@@ -271,9 +271,9 @@ impl Socket {
     /// The kernel resumes a dump at an index, so for each element that was deleted before that index, a dump misses
     /// another one, which is a different one each time: with Linux 6.18, some five of 15,000 while another process
     /// commits without a pause. If the ruleset changed during all attempts, the result is therefore their union, with
-    /// the latest state of each element. Like any list a moment after it was read, the
-    /// union may contain elements that are gone, and lack new ones. A caller that changes elements has to read these
-    /// again, under the generation of its commit.
+    /// the latest state of each element. Like any list a moment after it was read, the union may contain elements that
+    /// are gone, and lack new ones. A caller that changes elements has to read these again, under the generation of its
+    /// commit.
     ///
     /// # Errors
     /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::Unstable`].
@@ -284,8 +284,9 @@ impl Socket {
         pass: impl Fn(&ElementInfo) -> bool,
     ) -> Result<Vec<ElementInfo>, Error> {
         type Found = HashMap<(Vec<Value>, Option<Vec<Value>>), ElementInfo>;
-        let (mut united, mut was_whole) = (Found::new(), false);
-        for _ in 0..ATTEMPTS {
+        let (mut united, mut was_whole, mut attempts) = (Found::new(), false, 0);
+        let since = Instant::now();
+        while attempts < ATTEMPTS {
             let (mut found, mut seen, mut is_repeated) = (Found::new(), HashSet::new(), false);
             let end = self.dump_set_once(table, set, |body, info| {
                 parse::elements(body, info, |element| {
@@ -300,6 +301,11 @@ impl Socket {
                 return Ok(found.into_values().collect());
             }
             was_whole |= end != DumpEnd::Cut;
+            // In an unchanged ruleset, only a resize repeats elements. It is soon over, so it is waited for, because
+            // attempts during one resize may all miss the same elements.
+            if end != DumpEnd::Unchanged || since.elapsed() >= DUMP_PATIENCE {
+                attempts += 1;
+            }
             // An element that passed earlier may have another owner now.
             united.retain(|(key, key_end), _| !seen.contains(&hash_of(key, key_end.as_deref())));
             united.extend(found);
