@@ -303,11 +303,14 @@ fn remove_unused(session: &Session, operation: &str) -> Result<(), Error> {
         exempt::delete_unused(session, &mut batch, &used)?;
         Ok((batch, ()))
     };
-    let (batch, ()) = build(Listing::Changing)?;
-    if batch.is_empty() {
-        return Ok(());
-    }
-    match session.transact(operation, |_| build(Listing::OneGeneration)) {
+    let remove = || -> Result<(), Error> {
+        let (batch, ()) = build(Listing::Changing)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        session.transact(operation, |_| build(Listing::OneGeneration))
+    };
+    match remove() {
         // An unused chain does no harm, and everything that belongs to a container was removed.
         Err(error) if changes_too_often(&error) => {
             log::info!("chains that nothing uses stay until a later garbage collection: {error}");
