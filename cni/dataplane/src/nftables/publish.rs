@@ -272,12 +272,19 @@ impl Job {
         self.add_shared_chains(session, &mut batch, &ways)?;
         let all_items = self.items(&ways);
         let entry = session.entry(self.hash, self.kind)?;
-        let own = match entry {
+        let mut own = match entry {
             Some(_) => session.owned(known, |held| {
                 held.map != Map::Owners && held.is_of(self.hash) && held.map.kind() == self.kind
             })?,
             None => Vec::new(),
         };
+        // The list lacks what another process has put back since the first attempt, and the kernel refuses to add that
+        // twice.
+        for item in &all_items {
+            let found = session.get(item.map, &item.key)?;
+            let found = found.filter(|held| held.is_of(self.hash) && !own.contains(held));
+            own.extend(found);
+        }
         let others = self.others(session, &all_items, &ways)?;
         let (removal, gone) = super::withdraw::removal(session, &others.dead, known)?;
         batch.append(removal);

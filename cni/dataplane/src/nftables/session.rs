@@ -251,7 +251,8 @@ impl Session {
     /// its commit, and the time from one to the other does not grow with the number of elements on the node.
     ///
     /// Elements that are added after the first attempt are missing. A runtime has no two calls at a time for one
-    /// attachment, and nobody adds elements for an owner that is dead.
+    /// attachment, and nobody adds elements for an owner that is dead. But `slipway restore` puts elements back, so
+    /// callers that know keys look at these as well.
     pub(crate) fn owned(
         &self,
         known: &Known,

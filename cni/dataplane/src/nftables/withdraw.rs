@@ -51,7 +51,10 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
         if held.iter().filter(|held| held.map.is_counted()).count() != expected {
-            held = session.owned(&known, is_element(hash, &kinds))?;
+            // The list lacks what `slipway restore` has put back since the first attempt.
+            let listed = session.owned(&known, is_element(hash, &kinds))?;
+            held.retain(|held| !listed.contains(held));
+            held.extend(listed);
         }
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
