@@ -130,9 +130,13 @@ impl Locks {
         for names in stale.chunks(TOGETHER) {
             let mut locked = Vec::new();
             for name in names {
-                match self.try_lock(name, Mode::Exclusive, Duration::ZERO) {
-                    Err(error) if error.is_timeout() => {}
-                    lock => locked.push((name, lock?)),
+                let lock = match self.try_lock(name, Mode::Exclusive, Duration::ZERO) {
+                    Err(error) if error.is_timeout() => continue,
+                    lock => lock?,
+                };
+                // A DEL may have deleted the file after it was opened, and the name may be another process's lock now.
+                if !lock.is_deleted() {
+                    locked.push((name, lock));
                 }
             }
             if locked.is_empty() {
