@@ -172,8 +172,9 @@ pub(super) fn set_peers(
 }
 
 /// The guard of the nodes' devices and of encrypted paths; none if there are neither. Packets of other nodes may come
-/// in on any link, except for those that lead to pods only: the bridges and links that Slipway has made, and veths that
-/// are not uplinks.
+/// in on any link, except for those that lead to pods only: what Slipway has made for all containers, and, unless they
+/// are uplinks, links of attachments, bridges and veths. The uplink of a node that is itself a container of Slipway is
+/// the link of an attachment.
 ///
 /// `port` is this node's, and counts for the devices of other nodes, too, whatever they announce. Otherwise a hostile
 /// kubelet could announce the address and port of a name server, and no pod could send to that any more.
@@ -191,8 +192,9 @@ pub(super) fn guard(
     let is_of_pods = |link: &&Link| {
         let is_uplink = uplinks.iter().any(|uplink| uplink.index == link.index);
         [bridge, "lo"].contains(&link.name.as_str())
-            || is_own_link(&link.alias)
-            || !is_uplink && matches!(link.kind, LinkKind::Veth | LinkKind::Bridge)
+            || link.alias == MADE
+            || !is_uplink
+                && (is_own_link(&link.alias) || matches!(link.kind, LinkKind::Veth | LinkKind::Bridge))
     };
     Some(TunnelGuard {
         links: links.iter().filter(|link| !is_of_pods(link)).map(|link| link.name.clone()).collect(),

@@ -2,7 +2,12 @@
 
 //! The paths to other nodes' pods, and the MTU.
 
+use cni_dataplane::owner::{MADE, Owner};
+use cni_kernel::route::{Link, LinkKind, MacvlanMode};
+use cni_spec::Attachment;
+
 use super::*;
+use crate::cluster::tunnel;
 
 /// A node on the link of this one.
 fn near() -> Node {
@@ -185,4 +190,38 @@ fn the_senders_of_tunnels_are_the_nodes() {
     let wanted = desired(&nodes, &name(OWN), &here, &encrypting());
     let pods = [near(), far(), own_node()].into_iter().flat_map(|node| node.pod_cidrs);
     assert_eq!(wanted.senders.encrypted, BTreeSet::from_iter(pods));
+}
+
+/// A node can be a container, whose uplink was made for an attachment of the machine around it.
+#[test]
+fn packets_of_other_nodes_come_in_on_uplinks_of_any_kind() {
+    let wanted = with([announcing(far(), None)], TunnelMode::Auto);
+    let owner = Owner::of(&Attachment::new("lan", "node", "eth0").unwrap()).to_comment();
+    let link = |index, name: &str, kind, alias: &str| Link {
+        index,
+        name: name.to_owned(),
+        kind,
+        alias: alias.to_owned(),
+        ..Link::default()
+    };
+    let links = [
+        link(1, "lo", LinkKind::Plain, ""),
+        link(2, "eth0", LinkKind::Macvlan(MacvlanMode::Bridge), &owner),
+        link(3, "eth1", LinkKind::Plain, ""),
+        link(4, "slipway0", LinkKind::Bridge, MADE),
+        link(5, "cni5.7", LinkKind::Veth, MADE),
+        link(6, "veth1", LinkKind::Veth, &owner),
+        link(7, "veth2", LinkKind::Veth, ""),
+        link(8, "br0", LinkKind::Bridge, ""),
+    ];
+    let uplink = |index| Uplink { index, mtu: 1500, addresses: vec![net("192.168.50.10/24")] };
+    let guard = |uplinks: &[Uplink]| {
+        let port = NonZeroU16::new(8472).unwrap();
+        tunnel::guard(&wanted, port, &links, uplinks, "slipway0").map(|guard| guard.links)
+    };
+    let names = |names: &[&str]| -> Option<BTreeSet<String>> {
+        Some(names.iter().map(|name| (*name).to_owned()).collect())
+    };
+    assert_eq!(guard(&[uplink(2), uplink(5)]), names(&["eth0", "eth1"]));
+    assert_eq!(guard(&[uplink(7), uplink(8)]), names(&["eth1", "veth2", "br0"]));
 }
