@@ -183,6 +183,24 @@ fn a_route_that_the_kernel_refuses_is_a_failure_and_not_a_change() {
     assert_eq!(report.reason(), None);
 }
 
+/// A cluster gets a second family: Nodes keep their pod CIDRs, and new ones have two.
+#[test]
+fn a_node_without_ipv6_is_ready_among_nodes_with_both_families() {
+    let mut lab = Lab::new(2, TunnelMode::Always);
+    lab.change(1, |node| node.pod_cidrs.retain(|net| net.addr().is_ipv4()));
+    lab.node(1).sysctl("net/ipv6/conf/default/disable_ipv6", "1");
+    for number in [1, 2, 1] {
+        let report = lab.compare(number, true);
+        lab.change(number, |node| node.annotations = report.announce.clone());
+    }
+    let report = lab.compare(1, true);
+    let troubles: Vec<String> = report.troubles().collect();
+    assert!(troubles.iter().any(|text| text.contains("fd44:0:0:2::")), "{troubles:?}");
+    assert_eq!(report.reason(), None, "{troubles:?}");
+    let routes = lab.node(1).cmd("ip route show proto 83");
+    assert!(routes.contains("10.244.2.0/24 via"), "{routes}");
+}
+
 #[test]
 fn another_programs_route_stays_and_is_reported() {
     let mut lab = Lab::new(2, TunnelMode::Auto);

@@ -198,7 +198,9 @@ pub fn reconcile(
         socket,
         settings,
         may_delete: is_complete && desired.prune,
+        families: desired.own.iter().flat_map(|own| &own.prefixes).map(family).collect(),
         report: Report::default(),
+        unneeded: Vec::new(),
     };
     run.report.links = here.uplinks.iter().map(|uplink| uplink.index).collect();
     let guard = tunnel::guard(&desired, settings.paths.port, &links, &here.uplinks, &settings.bridge);
@@ -210,7 +212,7 @@ pub fn reconcile(
         run.release_guard();
     }
     run.routes(&desired, &devices)?;
-    // Up to here, only changes of devices, peers and routes can have failed.
+    // Up to here, only changes of the guard, devices, peers and routes can have failed.
     let has_paths = run.report.errors.is_empty();
     if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
         let has_bridge = run.bridge(own, mtu);
@@ -218,6 +220,8 @@ pub fn reconcile(
         run.report.is_ready = has_bridge && run.files(own, mtu) && has_paths;
     }
     let mut report = run.report;
+    // The first failure is the reason why a node is not ready, which these cannot be.
+    report.errors.extend(run.unneeded);
     report.is_ready &= desired.tunnel.is_none() || devices.vxlan.is_some();
     report.is_ready &= desired.wireguard.is_none() || devices.wireguard.is_some();
     report.desired = desired;
@@ -251,12 +255,26 @@ struct Reconciliation<'a> {
     socket: RouteSocket,
     settings: &'a Settings,
     may_delete: bool,
+    /// The families of this node's pods.
+    families: BTreeSet<AddressFamily>,
     report: Report,
+    /// The failures that keep no pod of this node from others.
+    unneeded: Vec<Failure>,
 }
 
 impl Reconciliation<'_> {
     fn failed(&mut self, failure: impl Into<Failure>) {
         self.report.errors.push(failure.into());
+    }
+
+    /// A part of a path to pods of this family failed. If this node's pods have no address of the family, the node is
+    /// ready nevertheless: IPv6 may be switched off on it, while newer nodes have pods with both families.
+    fn path_failed(&mut self, family: AddressFamily, failure: impl Into<Failure>) {
+        if self.families.contains(&family) {
+            self.failed(failure);
+        } else {
+            self.unneeded.push(failure.into());
+        }
     }
 
     /// Makes the bridge of the pods, and enables forwarding. Returns true if both are in place.

@@ -33,6 +33,15 @@ pub enum Change {
     Delete(Route),
 }
 
+impl Change {
+    /// The family of the route.
+    #[must_use]
+    pub fn family(&self) -> AddressFamily {
+        let (Self::Add(route) | Self::Replace(route) | Self::Delete(route)) = self;
+        AddressFamily::of(route.dst.addr())
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

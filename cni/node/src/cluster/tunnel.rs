@@ -9,6 +9,7 @@ use std::num::NonZeroU16;
 
 use cni_dataplane::owner::{MADE, is_own_link};
 use cni_dataplane::tunnel_guard::TunnelGuard;
+use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, FdbEntry, Link, LinkChange, LinkKind, Neighbour, NewKind, NewLink, RouteError,
@@ -118,14 +119,16 @@ pub(super) fn set_addresses(
 }
 
 /// Sets FDB entries and neighbours of the device, and deletes others if `prune`. A failed call does not keep the
-/// others back.
+/// others back. Returns the errors, each with the family of the pods that it is about; none if it is about both.
 pub(super) fn set_peers(
     socket: &RouteSocket,
     device: &Link,
     tunnel: &Tunnel,
     prune: bool,
-) -> Vec<RouteError> {
+) -> Vec<(Option<AddressFamily>, RouteError)> {
     let mut errors = Vec::new();
+    let of_both = |error: RouteError| (None, error);
+    let of_hop = |hop: IpAddr| move |error: RouteError| (Some(AddressFamily::of(hop)), error);
     let of_peer = |peer: &TunnelPeer| {
         let port = (peer.port != tunnel.port).then_some(peer.port.get());
         (peer.mac, FdbEntry { port, ..FdbEntry::new(peer.mac, peer.address) })
@@ -143,30 +146,31 @@ pub(super) fn set_peers(
                 shown.iter().filter(|entry| !is_right(entry)).map(|entry| entry.mac).collect();
             for mac in &wrong {
                 if prune || remotes.contains_key(mac) {
-                    errors.extend(gone(socket.delete_fdb_entry(device, *mac)).err());
+                    errors.extend(gone(socket.delete_fdb_entry(device, *mac)).err().map(of_both));
                 }
             }
             let right: BTreeSet<Mac> =
                 shown.iter().map(|entry| entry.mac).filter(|mac| !wrong.contains(mac)).collect();
             for (_, entry) in remotes.iter().filter(|(mac, _)| !right.contains(mac)) {
-                errors.extend(socket.set_fdb_entry(device, *entry).err());
+                errors.extend(socket.set_fdb_entry(device, *entry).err().map(of_both));
             }
         }
-        Err(error) => errors.push(error),
+        Err(error) => errors.push(of_both(error)),
     }
     match socket.neighbours(device) {
         Ok(shown) => {
             for neighbour in shown.iter().filter(|one| prune && !hops.contains_key(&one.address)) {
-                errors.extend(gone(socket.delete_neighbour(device, neighbour.address)).err());
+                let deleted = gone(socket.delete_neighbour(device, neighbour.address));
+                errors.extend(deleted.err().map(of_hop(neighbour.address)));
             }
             for (address, mac) in hops {
                 let new = Neighbour { address, mac };
                 if !shown.contains(&new) {
-                    errors.extend(socket.set_neighbour(device, new).err());
+                    errors.extend(socket.set_neighbour(device, new).err().map(of_hop(address)));
                 }
             }
         }
-        Err(error) => errors.push(error),
+        Err(error) => errors.push(of_both(error)),
     }
     errors
 }

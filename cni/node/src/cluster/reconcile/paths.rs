@@ -87,8 +87,11 @@ impl Reconciliation<'_> {
             Ok(device) => {
                 self.report.announce.vxlan_mac = Some(mac);
                 self.report.announce.vxlan_port = Some(tunnel.port);
-                for error in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
-                    self.failed(error);
+                for (family, error) in tunnel::set_peers(&self.socket, &device, tunnel, self.may_delete) {
+                    match family {
+                        Some(family) => self.path_failed(family, error),
+                        None => self.failed(error),
+                    }
                 }
                 Some(device)
             }
@@ -162,7 +165,7 @@ impl Reconciliation<'_> {
             match made {
                 Ok(true) => self.report.changes.push(change.to_string()),
                 Ok(false) => {}
-                Err(error) => self.failed(error),
+                Err(error) => self.path_failed(change.family(), error),
             }
         }
         self.report.conflicts = plan.conflicts;
