@@ -51,6 +51,10 @@ pub use wireguard::{Encryption, WireGuard, WireGuardPeer};
 pub struct LocalView {
     /// The uplinks, in any order. Links of pods do not count.
     pub uplinks: Vec<Uplink>,
+    /// The IPv6 addresses of all links, also those that [`Uplink::addresses`] leaves out. The kernel takes none of them
+    /// for a gateway, unlike IPv4 addresses, of which kube-proxy may give this node those of other nodes
+    /// (`externalIPs`).
+    pub own_v6: BTreeSet<IpAddr>,
     /// The public key of this node's WireGuard device; none without one.
     pub wireguard_key: Option<PublicKey>,
 }

@@ -51,7 +51,7 @@ pub fn node(json: &[u8]) -> Option<impl Debug> {
 
 fn wanted(nodes: &Nodes) -> Option<Desired> {
     let uplink = Uplink { index: 2, mtu: 1500, addresses: vec!["192.168.50.10/24".parse().ok()?] };
-    let here = LocalView { uplinks: vec![uplink], wireguard_key: None };
+    let here = LocalView { uplinks: vec![uplink], ..LocalView::default() };
     let settings = Settings {
         tunnel: TunnelMode::Auto,
         vni: 1,

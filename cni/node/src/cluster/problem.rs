@@ -78,7 +78,8 @@ pub enum ProblemKind {
         /// The annotation's value.
         text: Excerpt,
     },
-    /// An address of this node as InternalIP of another one, which is left out as a whole.
+    /// An address of this node as InternalIP of another one, which is left out as a whole if the address is an InternalIP
+    /// of this node or an uplink's with a subnet.
     OwnAddress {
         /// The address.
         address: IpAddr,

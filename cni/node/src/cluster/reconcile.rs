@@ -248,7 +248,10 @@ fn here(socket: &RouteSocket, links: &[Link], bridge: &str) -> Result<LocalView,
             addresses,
         })
     });
-    Ok(LocalView { uplinks: uplinks.collect(), wireguard_key: None })
+    let uplinks = uplinks.collect();
+    let usable = addresses.iter().filter(|address| !address.duplicate);
+    let own_v6 = usable.map(|address| address.net.addr()).filter(IpAddr::is_ipv6).collect();
+    Ok(LocalView { uplinks, own_v6, wireguard_key: None })
 }
 
 struct Reconciliation<'a> {

@@ -183,6 +183,11 @@ impl Plan<'_> {
         if let Some(prefix) = self.refusable().find(|net| net.contains(&address)) {
             return Some(ProblemKind::AddressInCluster { address, prefix: *prefix });
         }
+        // For instance a virtual address of the control plane, which this node has now. The kernel would refuse the route,
+        // and this node would not be ready.
+        if self.here.own_v6.contains(&address) {
+            return Some(ProblemKind::OwnAddress { address });
+        }
         let is_reserved = self.nets.iter().any(|net| match net {
             IpNet::V4(net) if net.prefix_len() < 31 => address == net.network() || address == net.broadcast(),
             _ => false,

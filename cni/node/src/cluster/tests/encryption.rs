@@ -104,7 +104,7 @@ fn the_family_of_this_nodes_uplink_is_that_of_the_endpoints() {
     assert_eq!(problems(&over_six), ["node v4: no InternalIP of family IPv6"]);
     assert!(refused(&over_six).contains(&"10.244.3.0/24".to_owned()));
     // If no address is on an uplink, the first address decides.
-    let none = LocalView { uplinks: Vec::new(), wireguard_key: None };
+    let none = LocalView::default();
     own.addresses.reverse();
     let nodes = all([with_key(near_and_far()[0].clone(), 2), own]);
     let without = desired(&nodes, &name(OWN), &none, &encrypting());

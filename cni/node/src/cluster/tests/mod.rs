@@ -94,7 +94,7 @@ fn own_node() -> Node {
 
 fn here() -> LocalView {
     let addresses = vec![net("192.168.50.10/24"), net("fd50::10/64")];
-    LocalView { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }], wireguard_key: None }
+    LocalView { uplinks: vec![Uplink { index: 2, mtu: 1500, addresses }], ..LocalView::default() }
 }
 
 fn settings(tunnel: TunnelMode) -> Settings {

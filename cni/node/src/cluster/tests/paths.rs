@@ -128,7 +128,7 @@ fn the_mtu_is_that_of_the_underlay_less_the_headers() {
     // If no InternalIP is on an uplink, the smallest MTU of all uplinks counts.
     let two = LocalView {
         uplinks: [(3, 1400), (4, 1500)].map(|(index, mtu)| Uplink { index, mtu, addresses: vec![] }).to_vec(),
-        wireguard_key: None,
+        ..LocalView::default()
     };
     let apart = desired(&nodes, &name(OWN), &two, &settings(TunnelMode::Auto));
     assert_eq!((apart.mtu, &apart.tunnel), (Some(1400), &None));

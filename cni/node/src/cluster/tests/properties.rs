@@ -87,7 +87,7 @@ fn arbitrary_here() -> impl Strategy<Value = LocalView> {
         // The kernel gives each link an index of its own.
         uplinks.sort_by_key(|uplink| uplink.index);
         uplinks.dedup_by_key(|uplink| uplink.index);
-        LocalView { uplinks, wireguard_key }
+        LocalView { uplinks, wireguard_key, ..LocalView::default() }
     })
 }
 

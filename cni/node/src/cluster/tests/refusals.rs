@@ -168,3 +168,18 @@ fn a_renamed_node_does_not_route_to_itself() {
     let desired = with([good(), before], TunnelMode::Auto);
     assert_eq!((desired.routes.len(), reasons(&desired)), (1, vec!["before own_address".to_owned()]));
 }
+
+/// The kernel refuses a gateway of IPv6 that is an address of the node itself.
+#[test]
+fn an_address_that_this_node_has_besides_its_uplinks_is_no_gateway() {
+    let here = LocalView { own_v6: [ip("fd50::99")].into(), ..here() };
+    let only = node("only", 2, &["fd44:0:0:7::/64"], &["fd50::99"]);
+    let also = node("also", 3, &["fd44:0:0:8::/64"], &["fd50::99", "fd50::12"]);
+    let nodes = all([own_node(), good(), only, also]);
+    let found = desired(&nodes, &name(OWN), &here, &settings(TunnelMode::Never));
+    assert_eq!(
+        routes(&found),
+        ["10.244.1.0/24 good via 192.168.50.11 dev 2", "fd44:0:0:8::/64 also via fd50::12 dev 2"]
+    );
+    assert_eq!(reasons(&found).iter().filter(|reason| reason.ends_with(" own_address")).count(), 2);
+}
