@@ -174,7 +174,7 @@ impl Found {
         missing.extend(self.masquerades.is_none().then_some("FLANNEL_IPMASQ"));
         match (self.mtu, self.masquerades) {
             (Some(mtu), Some(masquerades)) if missing.is_empty() => Ok(SubnetEnv {
-                networks: self.networks.concat(),
+                networks: distinct(self.networks.concat()),
                 subnets: self.subnets.into_iter().flatten().collect(),
                 mtu,
                 masquerades,
@@ -204,16 +204,20 @@ fn net(key: &str, value: &str) -> Result<IpNet, EnvError> {
     Ok(net.trunc())
 }
 
-/// Networks separated by commas. Repeated ones count once.
+/// Networks separated by commas.
 fn nets(key: &str, value: &str) -> Result<Vec<IpNet>, EnvError> {
+    value.split(',').map(|text| net(key, text)).collect()
+}
+
+/// Repeated networks count once, also if both keys have them.
+fn distinct(networks: Vec<IpNet>) -> Vec<IpNet> {
     let mut all = Vec::new();
-    for text in value.split(',') {
-        let one = net(key, text)?;
+    for one in networks {
         if !all.contains(&one) {
             all.push(one);
         }
     }
-    Ok(all)
+    all
 }
 
 fn wrong(key: &str, message: &'static str, value: &str) -> EnvError {
@@ -235,7 +239,7 @@ mod tests {
     fn a_file_of_flanneld_is_parsed() {
         let env = parse(
             "FLANNEL_NETWORK=10.244.0.0/16,10.245.0.0/16,10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\n\
-             FLANNEL_IPV6_NETWORK=fd00:244::/56\nFLANNEL_IPV6_SUBNET=fd00:244:0:1::1/64\n\
+             FLANNEL_IPV6_NETWORK=fd00:244::/56,10.245.0.0/16\nFLANNEL_IPV6_SUBNET=fd00:244:0:1::1/64\n\
              FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\nOTHER=1\n\n",
         )
         .unwrap();
