@@ -209,7 +209,7 @@ fn nets(key: &str, value: &str) -> Result<Vec<IpNet>, EnvError> {
     value.split(',').map(|text| net(key, text)).collect()
 }
 
-/// Repeated networks count once, also if both keys have them.
+/// Repeated networks count once, also if both keys have them. Those of IPv4 come first, as they are written.
 fn distinct(networks: Vec<IpNet>) -> Vec<IpNet> {
     let mut all = Vec::new();
     for one in networks {
@@ -217,6 +217,7 @@ fn distinct(networks: Vec<IpNet>) -> Vec<IpNet> {
             all.push(one);
         }
     }
+    all.sort_by_key(|one| one.addr().is_ipv6());
     all
 }
 
