@@ -4,6 +4,7 @@
 //!
 //! - [`message`] writes and reads messages and attributes. Nothing in it performs input or output.
 //! - [`Socket`] sends requests, and collects their replies, acknowledgements and errors.
+//! - [`changing`] lists objects that come and go all the time.
 //! - [`Subscription`] receives what the kernel sends to multicast groups.
 //!
 //! The kernel handles a request within the system call that sends it, so that a blocking call takes two system calls
@@ -11,6 +12,7 @@
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+pub mod changing;
 pub mod message;
 
 mod ack;

@@ -6,20 +6,16 @@
 //! Callers decode replies attribute by attribute: an attribute that a later kernel has changed then costs at most
 //! itself, not the whole list.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 
 use cni_netlink::message::flag;
-use cni_netlink::{End, Error, Message, Refusal, SockProtocol, Socket, SocketOption};
+use cni_netlink::{Error, Message, Refusal, SockProtocol, Socket, SocketOption, changing};
 use nix::errno::Errno;
 use rtnetlink::packet_core::NetlinkSerializable;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use super::error::{ReplyError, RouteError};
-
-/// The times that a list of changing objects is read, before what was found is united.
-const ATTEMPTS: usize = 4;
 
 /// The flags of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,15 +155,9 @@ impl Transport {
         })
     }
 
-    /// Reads a list that may be long, of a kind of objects that come and go all the time on a full node: links, or
-    /// their addresses. `key` identifies an object.
-    ///
-    /// The kernel sends such a list in parts, and marks it if any object of the kind, in whichever part, came or went in
-    /// between. With thousands of links, and a container that starts each few milliseconds, each attempt is marked. An
-    /// object that exists all the time is nevertheless in it: since Linux 6.9, the kernel goes through the links in the
-    /// order of their indexes (`for_each_netdev_dump`), and earlier ones can only leave out the one after an object that
-    /// went, where one part of the list ends. So if all attempts were marked, the list is their union, with the latest state
-    /// of each object. Like any list a moment after it was read, it may have objects that are gone.
+    /// Reads a list of links, or of their addresses, which come and go all the time on a full node ([`changing::list`]).
+    /// `key` identifies an object. Since Linux 6.9, the kernel goes through the links in the order of their indexes
+    /// (`for_each_netdev_dump`), and an interrupted list misses none that exist all the time.
     pub(super) fn list_changing<T, K: Ord>(
         &self,
         request: impl Request,
@@ -176,28 +166,20 @@ impl Transport {
         key: impl Fn(&T) -> K,
     ) -> Result<Vec<T>, RouteError> {
         let mut message = request.message(flag::DUMP);
-        let mut united = BTreeMap::new();
-        for _ in 0..ATTEMPTS {
-            let (mut found, mut defect) = (Vec::new(), None);
+        let (found, _) = changing::list(|found| {
+            let mut defect = None;
             let end = self.socket.request(&mut message, &mut |payload| {
                 match decode(payload) {
-                    Ok(object) => found.extend(object),
+                    Ok(object) => found.extend(object.map(|object| (key(&object), object))),
                     // The rest is received as well, so that the socket can be used again.
                     Err(error) => defect = Some(error),
                 }
                 ControlFlow::Continue(())
             });
             let end = end.map_err(|error| self.failed(action, error))?;
-            if let Some(defect) = defect {
-                return Err(self.unreadable(action, defect));
-            }
-            if end != End::Interrupted {
-                return Ok(found);
-            }
-            united.extend(found.into_iter().map(|object| (key(&object), object)));
-        }
-        log::debug!("{action}{}: united {ATTEMPTS} lists, as objects come and go", self.place);
-        Ok(united.into_values().collect())
+            defect.map_or(Ok(end), |defect| Err(self.unreadable(action, defect)))
+        })?;
+        Ok(found)
     }
 
     /// Reads the beginning of a list, until `each` breaks. Takes the socket, because while the rest of the list is

@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use cni_netlink::changing::{self, ATTEMPTS};
 use cni_netlink::message::{find, flag, text};
 use cni_netlink::{Attributes, End};
 use nix::errno::Errno;
@@ -33,9 +34,6 @@ const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause before repeating the dump of a hash table that is being resized.
 const DUMP_PAUSE: Duration = Duration::from_millis(20);
-
-/// The times that a set is read while other processes change the ruleset, before what was found is united.
-const ATTEMPTS: usize = 4;
 
 /// A set with fewer elements is read to its end, so that the socket can be used again.
 const FEW: usize = 500;
@@ -414,36 +412,33 @@ impl Socket {
     /// Reads a list that may be long, as that of all chains or of a table's rules: other programs may have 100,000.
     /// `read` returns an object with what identifies it. Empty if the object whose contents are listed does not exist.
     ///
-    /// The kernel marks a list during which anything in the ruleset changed, as each ADD does. If all attempts were
-    /// marked, the result is their union, as for [`Socket::changing_elements`].
+    /// The kernel marks a list during which anything in the ruleset changed, as with each ADD, so this reads lists that
+    /// never hold still ([`changing::list`]).
     pub(super) fn gather_changing<T, K: Ord>(
         &self,
         operation: &str,
         message: impl Fn() -> cni_netlink::Message,
         read: impl Fn(Option<Family>, &[u8]) -> Option<(K, T)>,
     ) -> Result<Vec<T>, Error> {
-        let (mut united, mut was_whole) = (BTreeMap::new(), false);
-        for _ in 0..ATTEMPTS {
-            let mut found = Vec::new();
+        let mut was_whole = false;
+        let listed = changing::list(|found| {
             let end = self.channel.request(message(), |family, body| {
                 found.extend(read(Family::from_number(family), body));
             });
+            was_whole |= end.is_ok();
             match end {
-                Ok(End::Complete | End::Broken) => {
-                    return Ok(found.into_iter().map(|(_, object)| object).collect());
-                }
-                Ok(End::Interrupted) => was_whole = true,
-                Err(Errno::EINTR) => {}
-                Err(Errno::ENOENT) => return Ok(Vec::new()),
-                Err(errno) => return Err(Error::Io { operation: operation.to_owned(), errno }),
+                Err(Errno::EINTR) => Ok(End::Interrupted), // The kernel ended the list early.
+                end => end,
             }
-            united.extend(found);
+        });
+        match listed {
+            Ok((_, End::Interrupted)) if !was_whole => {
+                Err(Error::Unstable { operation: operation.to_owned() })
+            }
+            Ok((found, _)) => Ok(found),
+            Err(Errno::ENOENT) => Ok(Vec::new()),
+            Err(errno) => Err(Error::Io { operation: operation.to_owned(), errno }),
         }
-        if !was_whole {
-            return Err(Error::Unstable { operation: operation.to_owned() });
-        }
-        log::debug!("{operation}: united {ATTEMPTS} lists, as the ruleset keeps changing");
-        Ok(united.into_values().collect())
     }
 
     /// Reads one object. None if the object does not exist.
