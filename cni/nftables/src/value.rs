@@ -289,6 +289,12 @@ impl Value {
         })
     }
 
+    /// The protocol with this name, if it is one that is printed by name.
+    #[must_use]
+    pub fn protocol(name: &str) -> Option<Self> {
+        PROTOCOLS.iter().find(|(_, known)| *known == name).map(|(number, _)| Self::Proto(*number))
+    }
+
     /// An address of either family.
     #[must_use]
     pub const fn address(address: IpAddr) -> Self {
@@ -374,20 +380,22 @@ fn bit_names(f: &mut fmt::Formatter<'_>, bits: u32, names: &[(u32, &str)]) -> fm
     f.write_str(&set.join(","))
 }
 
+/// The protocols that are printed by name, as nft does.
+const PROTOCOLS: [(u8, &str); 5] = [(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp")];
+
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ipv4(address) => address.fmt(f),
             Self::Ipv6(address) => address.fmt(f),
-            Self::Proto(1) => f.write_str("icmp"),
-            Self::Proto(6) => f.write_str("tcp"),
-            Self::Proto(17) => f.write_str("udp"),
-            Self::Proto(58) => f.write_str("ipv6-icmp"),
-            Self::Proto(132) => f.write_str("sctp"),
             Self::NfProto(Self::NFPROTO_IPV4) => f.write_str("ipv4"),
             Self::NfProto(Self::NFPROTO_IPV6) => f.write_str("ipv6"),
             Self::AddrType(Self::RTN_LOCAL) => f.write_str("local"),
-            Self::Proto(byte) | Self::NfProto(byte) | Self::U8(byte) => byte.fmt(f),
+            Self::Proto(byte) => match PROTOCOLS.iter().find(|(number, _)| number == byte) {
+                Some((_, name)) => f.write_str(name),
+                None => byte.fmt(f),
+            },
+            Self::NfProto(byte) | Self::U8(byte) => byte.fmt(f),
             Self::IcmpType(byte) | Self::Icmpv6Type(byte) => byte.fmt(f),
             Self::Port(number) | Self::U16(number) => number.fmt(f),
             Self::Mark(bits) => write!(f, "{bits:#010x}"),

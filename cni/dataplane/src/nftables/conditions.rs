@@ -14,7 +14,7 @@
 //!            | "ip" ( "saddr" | "daddr" )                   in conditionsV4
 //!            | "ip6" ( "saddr" | "daddr" )                  in conditionsV6
 //!            | "ip" ( "ttl" | "length" | "protocol" ) | "ip6" ( "hoplimit" | "length" )
-//!            | [ "meta" ] "l4proto"                         tcp, udp, sctp or a number
+//!            | [ "meta" ] "l4proto"                         tcp, udp, sctp, icmp, ipv6-icmp or a number
 //!            | ( "tcp" | "udp" | "sctp" | "th" ) ( "sport" | "dport" )
 //!            | mark
 //!            | "fib" ( "saddr" | "daddr" ) "type"           local
@@ -260,8 +260,8 @@ fn value(kind: DataType, word: &str) -> Result<Value, ConditionError> {
         DataType::Integer16 => Value::U16(number(word)?),
         DataType::Integer8 => Value::U8(number(word)?),
         DataType::Mark => Value::Mark(number(word)?),
-        DataType::InetProto => match crate::Protocol::ALL.into_iter().find(|p| p.as_str() == word) {
-            Some(protocol) => Value::Proto(protocol.number()),
+        DataType::InetProto => match Value::protocol(word) {
+            Some(protocol) => protocol,
             None => Value::Proto(number(word)?),
         },
         DataType::FibAddrType if word == "local" => Value::AddrType(Value::RTN_LOCAL),
@@ -327,6 +327,8 @@ mod tests {
         }
         assert_eq!(show(&["ip6", "saddr", "2001:db8::1/32"], V6), "ip6 saddr 2001:db8::/32");
         assert_eq!(show(&["ip", "protocol", "==", "tcp"], V4), "meta l4proto tcp");
+        assert_eq!(show(&["ip protocol 1"], V4), "meta l4proto icmp");
+        assert_eq!(show(&["meta l4proto icmp"], V4), "meta l4proto icmp");
         assert_eq!(show(&["ip saddr {10.0.0.1,10.0.0.2}"], V4), "ip saddr { 10.0.0.1, 10.0.0.2 }");
         assert_eq!(show(&[], V4), "");
     }
