@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The guard of a cluster's VXLAN devices, which take frames from whoever sends them.
+//! Guards the VXLAN devices of a cluster's nodes, because such a device accepts a frame from any sender.
 //!
 //! A pod could send a frame in a UDP packet to the port of its own node's device, or of another node's, and the device
 //! would deliver it to any pod as a packet with any source address. The receiving node cannot tell such a packet from
 //! one of the other node, because its source is masqueraded or forged. Therefore each node also refuses to forward
 //! packets of its pods to the devices of other nodes.
 //!
-//! With encryption, packets of other nodes' pods arrive on the WireGuard device, which checks their sources. Packets
-//! with such a source on another link are forged. Without encryption nobody can tell.
+//! With encryption, packets of other nodes' pods arrive on the WireGuard device, which checks their sources. A packet
+//! with such a source on another link is forged. Without encryption, a node cannot tell, so the rules about pods' sources
+//! only exist with it.
 //!
 //! ```text
 //! table inet slipway-tunnel {
@@ -76,11 +77,18 @@ pub struct TunnelGuard {
     pub pods: BTreeSet<IpNet>,
 }
 
-/// What happens to elements that are in the table but not in the [`TunnelGuard`].
+/// Decides about elements of the table that are not in the [`TunnelGuard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Others {
     Keep,
     Remove,
+}
+
+/// The way in which packets of pods reach other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pods {
+    Clear,
+    Encrypted,
 }
 
 /// True for the guard's table.
@@ -93,7 +101,7 @@ pub(crate) fn table() -> TableId {
     DEFINITION.id()
 }
 
-fn rules(chain: &str) -> Vec<Vec<Stmt>> {
+fn rules(chain: &str, pods: Pods) -> Vec<Vec<Stmt>> {
     let from_pod = || Stmt::not_in_set(&[Field::Iifname], LINKS);
     let refuse = || Stmt::Verdict(Verdict::Drop);
     match chain {
@@ -117,12 +125,11 @@ fn rules(chain: &str) -> Vec<Vec<Stmt>> {
             let clear = |source: Field, pods: &str| {
                 vec![Stmt::in_set(&[Field::Iifname], LINKS), Stmt::in_set(&[source], pods), refuse()]
             };
-            vec![
-                to(Field::IpDaddr, ENDS[0]),
-                to(Field::Ip6Daddr, ENDS[1]),
-                clear(Field::IpSaddr, PODS[0]),
-                clear(Field::Ip6Saddr, PODS[1]),
-            ]
+            let mut rules = vec![to(Field::IpDaddr, ENDS[0]), to(Field::Ip6Daddr, ENDS[1])];
+            if pods == Pods::Encrypted {
+                rules.extend([clear(Field::IpSaddr, PODS[0]), clear(Field::Ip6Saddr, PODS[1])]);
+            }
+            rules
         }
     }
 }
@@ -142,7 +149,7 @@ fn sets() -> [(&'static str, Vec<DataType>); 8] {
 }
 
 /// Makes the whole table. Adding an existing object changes nothing, except for rules, so the chains are flushed first.
-fn bootstrap() -> Transaction {
+fn bootstrap(pods: Pods) -> Transaction {
     let t = table();
     let mut batch = Transaction::new();
     batch
@@ -156,7 +163,7 @@ fn bootstrap() -> Transaction {
     }
     for (chain, base) in BASES {
         batch.add_chain(Chain::new(&t, chain).base(base)).flush_chain(&t, chain);
-        for stmts in rules(chain) {
+        for stmts in rules(chain, pods) {
             batch.add_rule(Rule::new(&t, chain, stmts));
         }
     }
@@ -224,38 +231,48 @@ fn joined(mut ranges: Ranges) -> Ranges {
     joined
 }
 
-/// The changes of a set of pods' addresses.
-fn change_pods(
-    batch: &mut Transaction,
-    table: &OwnedTable,
-    set: &str,
-    pods: &BTreeSet<IpNet>,
-    others: Others,
-) -> Result<(), Error> {
-    let shown = shown_ranges(table, set)?;
-    let fitting = pods.iter().filter(|net| net.addr().is_ipv6() == (set == PODS[1]));
-    let mut wanted: Ranges = fitting.map(|net| (net.network(), net.broadcast())).collect();
-    if others == Others::Keep {
-        wanted.extend(&shown);
-    }
-    let wanted = joined(wanted);
-    if wanted != shown {
-        batch.flush_set(&table.table, set);
-        for (first, last) in wanted {
-            let id = ElementId::new(&table.table, set, vec![Value::address(first)]);
-            batch.add_element(Element::new(id.to(vec![Value::address(last)])));
-        }
-    }
-    Ok(())
+/// A set of pods' addresses.
+struct PodSet {
+    name: &'static str,
+    shown: Ranges,
+    wanted: Ranges,
 }
 
-/// True if the table exists with both chains and all their rules, which use all sets.
-fn is_complete(table: &OwnedTable) -> Result<bool, Error> {
+impl PodSet {
+    fn read(
+        table: &OwnedTable,
+        name: &'static str,
+        pods: &BTreeSet<IpNet>,
+        others: Others,
+    ) -> Result<Self, Error> {
+        let shown = shown_ranges(table, name)?;
+        let fitting = pods.iter().filter(|net| net.addr().is_ipv6() == (name == PODS[1]));
+        let mut wanted: Ranges = fitting.map(|net| (net.network(), net.broadcast())).collect();
+        if others == Others::Keep {
+            wanted.extend(&shown);
+        }
+        Ok(Self { name, shown, wanted: joined(wanted) })
+    }
+
+    fn change(&self, batch: &mut Transaction, table: &OwnedTable) {
+        if self.wanted == self.shown {
+            return;
+        }
+        batch.flush_set(&table.table, self.name);
+        for (first, last) in &self.wanted {
+            let id = ElementId::new(&table.table, self.name, vec![Value::address(*first)]);
+            batch.add_element(Element::new(id.to(vec![Value::address(*last)])));
+        }
+    }
+}
+
+/// True if the table exists with both chains and exactly their rules. The sets of pods exist with the rest of the table.
+fn is_complete(table: &OwnedTable, pods: Pods) -> Result<bool, Error> {
     if table.schema()?.is_none() {
         return Ok(false);
     }
     for (name, base) in BASES {
-        let count = u32::try_from(rules(name).len()).unwrap_or_default();
+        let count = u32::try_from(rules(name, pods).len()).unwrap_or_default();
         if table.chain(name)?.is_none_or(|chain| chain.base != Some(base) || chain.uses != count) {
             return Ok(false);
         }
@@ -271,7 +288,13 @@ fn is_complete(table: &OwnedTable) -> Result<bool, Error> {
 pub fn set(guard: &TunnelGuard, others: Others) -> Result<(), Error> {
     let table = OwnedTable::open(DEFINITION)?;
     table.transact("guard the tunnel", |_| {
-        let mut batch = if is_complete(&table)? { Transaction::new() } else { bootstrap() };
+        let of_pods = [
+            PodSet::read(&table, PODS[0], &guard.pods, others)?,
+            PodSet::read(&table, PODS[1], &guard.pods, others)?,
+        ];
+        let has_pods = of_pods.iter().any(|set| !set.wanted.is_empty());
+        let pods = if has_pods { Pods::Encrypted } else { Pods::Clear };
+        let mut batch = if is_complete(&table, pods)? { Transaction::new() } else { bootstrap(pods) };
         for (name, _) in sets() {
             let (wanted, shown) = (wanted(guard, name), shown(&table, name)?);
             if others == Others::Remove {
@@ -283,8 +306,8 @@ pub fn set(guard: &TunnelGuard, others: Others) -> Result<(), Error> {
                 batch.add_element(Element::new(ElementId::new(&table.table, name, key.clone())));
             }
         }
-        for name in PODS {
-            change_pods(&mut batch, &table, name, &guard.pods, others)?;
+        for set in of_pods {
+            set.change(&mut batch, &table);
         }
         Ok((batch, ()))
     })
@@ -344,7 +367,9 @@ mod tests {
             add rule inet slipway-tunnel forward iifname @links ip saddr @pods4 drop
             add rule inet slipway-tunnel forward iifname @links ip6 saddr @pods6 drop
         "#]]
-        .assert_eq(&bootstrap().to_string());
+        .assert_eq(&bootstrap(Pods::Encrypted).to_string());
+        let clear = bootstrap(Pods::Clear).to_string();
+        assert!(clear.contains("daddr . udp dport @ends6") && !clear.contains("saddr @pods"), "{clear}");
     }
 
     #[test]

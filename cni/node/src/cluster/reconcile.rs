@@ -212,7 +212,7 @@ pub fn reconcile(
         run.release_guard();
     }
     run.routes(&desired, &devices)?;
-    // Up to here, only changes of the guard, devices, peers and routes can have failed.
+    // Up to here, only changes of devices, peers and routes can have failed.
     let has_paths = run.report.errors.is_empty();
     if let (Some(own), Some(mtu)) = (&desired.own, desired.mtu) {
         let has_bridge = run.bridge(own, mtu);

@@ -56,7 +56,7 @@ impl Reconciliation<'_> {
             Err(error @ cni_dataplane::Error::NoNfTables(_)) => {
                 log::debug!("no guard of the tunnel: {error}");
             }
-            Err(error) => self.failed(Failure::Guard(error)),
+            Err(error) => self.unneeded.push(Failure::Guard(error)),
         }
     }
 
@@ -65,7 +65,7 @@ impl Reconciliation<'_> {
         if self.may_delete
             && let Err(error) = tunnel_guard::release()
         {
-            self.failed(Failure::Guard(error));
+            self.unneeded.push(Failure::Guard(error));
         }
     }
 
