@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, is_peer, peer_fails, slowed, with_keys};
+use slipway_tests::{Attach, Network, Pod, is_peer, peer_fails, slowed, with_keys};
 
 use super::{World, add};
 
@@ -106,45 +106,40 @@ const ALIASES: [&str; 4] = [
     "'slipway1 c737f93a5865b3dc-0fa651da1a6fd7fe2cb0988c8d47b2cd pods eth0 web1'",
 ];
 
+/// Moves the device back, as the kernel does when the container has ended. Returns the attachment for its DEL.
+fn end(world: &World, pod: &Pod) -> Attach {
+    world.node.write("/run/back", "ip -n pod link set eth0 netns $$\nexit $?\n");
+    world.node.cmd("sh /run/back");
+    world.node.cmd("rm /run/back");
+    Attach::new(pod).netns("")
+}
+
+/// The device gets its own name back, whatever alias the container wrote.
+fn no_alias_counts(attach: impl Fn(&World, &Pod) -> Attach) {
+    let (world, pod) = World::with_pod();
+    let before = world.state(&pod);
+    for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
+        let network = network(&world, "net", &keys);
+        for alias in ALIASES {
+            add(&network, &pod);
+            pod.cmd(&format!("ip link set eth0 alias {alias}"));
+            network.del(&attach(&world, &pod)).expect("DEL");
+            before.assert_same(&world.state(&pod));
+        }
+    }
+}
+
 #[test]
 fn a_container_does_not_choose_the_name_that_its_device_gets() {
-    peer_fails("believes the alias", || {
-        let (world, pod) = World::with_pod();
-        let before = world.state(&pod);
-        for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
-            let network = network(&world, "net", &keys);
-            for alias in ALIASES {
-                add(&network, &pod);
-                pod.cmd(&format!("ip link set eth0 alias {alias}"));
-                network.del(&Attach::new(&pod)).expect("DEL");
-                before.assert_same(&world.state(&pod));
-            }
-        }
-    });
+    peer_fails("believes the alias", || no_alias_counts(|_, pod| Attach::new(pod)));
 }
 
-/// The kernel moves the device back, because the container has ended. The test moves it itself, as below.
 #[test]
 fn a_container_that_has_ended_did_not_choose_the_name_of_its_device() {
-    peer_fails("fails when the namespace is gone", || {
-        let (world, pod) = World::with_pod();
-        let before = world.state(&pod);
-        for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
-            let network = network(&world, "net", &keys);
-            for alias in ALIASES {
-                add(&network, &pod);
-                pod.cmd(&format!("ip link set eth0 alias {alias}"));
-                world.node.write("/run/back", "ip -n pod link set eth0 netns $$\nexit $?\n");
-                world.node.cmd("sh /run/back");
-                world.node.cmd("rm /run/back");
-                network.del(&Attach::new(&pod).netns("")).expect("DEL");
-                before.assert_same(&world.state(&pod));
-            }
-        }
-    });
+    peer_fails("fails when the namespace is gone", || no_alias_counts(end));
 }
 
-/// Before Linux 6.7, a link that was moved still lists its alternative names, but nobody finds it by them.
+/// Before Linux 6.7, a link that was moved still lists its alternative names, but is no longer found by them.
 #[test]
 fn a_device_comes_back_without_the_names_that_a_container_added() {
     peer_fails("keeps the names", || {
@@ -155,13 +150,7 @@ fn a_device_comes_back_without_the_names_that_a_container_added() {
         {
             add(&network, &pod);
             pod.cmd(&format!("ip link property add dev eth0 altname {short} altname {long}"));
-            let mut attach = Attach::new(&pod);
-            if short == "bond1" {
-                // The kernel moves the device back, because the container has ended.
-                world.node.write("/run/back", "ip -n pod link set eth0 netns $$\nexit $?\n");
-                world.node.cmd("sh /run/back");
-                attach = attach.netns("");
-            }
+            let attach = if short == "bond1" { end(&world, &pod) } else { Attach::new(&pod) };
             network.del(&attach).expect("DEL");
             assert!(world.node.has_link("dev0"), "{short}");
             assert!(!world.node.has_link(short) && !world.node.has_link(long), "{short}");
