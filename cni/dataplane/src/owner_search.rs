@@ -93,7 +93,7 @@ pub fn owns(attachment: &Attachment) -> Result<bool, Error> {
 /// The owners in the table whose namespace is gone.
 #[derive(Debug, Default)]
 pub struct GoneOwners {
-    /// Those whose namespace is gone according to all of their entries.
+    /// Owners whose namespace is gone according to all of their entries.
     pub owners: Vec<Owner>,
     /// Why it is unknown whether the namespaces of others are gone.
     pub unknown: Vec<io::Error>,

@@ -108,14 +108,14 @@ pub fn advertised_links(route: &RouteSocket) -> Result<BTreeSet<u32>, RouteError
         // Other programs also add addresses with limited lifetimes, so only links on which a router has answered
         // count.
         let addresses = route.all_addresses()?;
-        let renewed = addresses.iter().filter(|address| address.expires && address.net.addr().is_ipv6());
+        let renewed = addresses.iter().filter(|address| is_renewed(address));
         let links = renewed.filter_map(|address| links.iter().find(|link| link.index == address.link));
         found.extend(links.filter(|link| link.has_router).map(|link| link.index));
     }
     Ok(found)
 }
 
-/// True if the kernel has learnt something from router advertisements on this link, as for [`advertised_links`].
+/// True if this link is one of [`advertised_links`]. Does not list all links, of which a full node has thousands.
 ///
 /// # Errors
 /// [`RouteError`] if the link's addresses or the node's routes cannot be listed.
@@ -124,8 +124,12 @@ pub fn learns_from_routers(route: &RouteSocket, link: &Link) -> Result<bool, Rou
     if routes.iter().any(|route| route.link == Some(link.index)) {
         return Ok(true);
     }
-    let is_renewed = |address: &Address| address.expires && address.net.addr().is_ipv6();
     Ok(link.has_router && route.addresses(link)?.iter().any(is_renewed))
+}
+
+/// True for an address that only another advertisement renews, if a router has answered on its link.
+fn is_renewed(address: &Address) -> bool {
+    address.expires && address.net.addr().is_ipv6()
 }
 
 /// The default routes that the kernel has learnt from router advertisements, in all tables.

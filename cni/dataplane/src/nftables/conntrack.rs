@@ -249,7 +249,7 @@ impl Targets {
 
 /// Reads the node's own addresses. If that fails, only flows to loopback addresses are removed.
 fn local_addresses() -> BTreeSet<IpAddr> {
-    // getifaddrs(3) of glibc starts anew if a link has come in between, which on a busy node is always the case.
+    // getifaddrs(3) of glibc starts anew whenever a link was added meanwhile, so it may never end on a busy node.
     let read = || -> Result<BTreeSet<IpAddr>, RouteError> {
         let socket = RouteSocket::open()?;
         // Flows to the address of a Service belong to the engine that translates it.

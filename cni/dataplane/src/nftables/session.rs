@@ -37,11 +37,11 @@ pub(crate) struct Known(OnceCell<Vec<OwnedElement>>);
 /// How the elements of a map are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listing {
-    /// Those of one generation of the ruleset. On a busy node with thousands of elements, this fails, because the
-    /// ruleset changes before the list is complete.
+    /// Lists the elements of one generation of the ruleset. On a busy node with thousands of elements this fails, because
+    /// other processes change the ruleset before the list is complete.
     OneGeneration,
-    /// Those that exist during the whole list, and maybe some that come or go meanwhile (see
-    /// [`Socket::changing_elements`]).
+    /// Lists the elements that exist all the time, and maybe some that come or go meanwhile
+    /// ([`Socket::changing_elements`]).
     Changing,
 }
 
@@ -250,9 +250,9 @@ impl Session {
     /// attempt then reads those that passed again, one by one. So what an attempt finds is true in the generation of
     /// its commit, and the time from one to the other does not grow with the number of elements on the node.
     ///
-    /// Elements that are added after the first attempt are missing. A runtime has no two calls at a time for one
-    /// attachment, and nobody adds elements for an owner that is dead. But `slipway restore` puts elements back, so
-    /// callers that know keys look at these as well.
+    /// Elements that are added after the first attempt are missing. That is right for most of them: a runtime does not
+    /// make two calls for an attachment at the same time, and an owner that is dead gets no new elements. But `slipway
+    /// restore` may put elements back, so callers that know the keys also look these up.
     pub(crate) fn owned(
         &self,
         known: &Known,

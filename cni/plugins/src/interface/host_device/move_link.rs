@@ -198,10 +198,10 @@ pub(super) fn await_return(
     }
 }
 
-/// What is known about a device that may have come back from a container without a DEL.
+/// Identifies a device that may have come back from a container without a DEL.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Absence<'a> {
-    /// Its name in the container.
+    /// The device's name in the container.
     pub(super) ifname: &'a str,
     /// The MAC address in `prevResult`, for a container whose namespace is gone.
     pub(super) previous: Option<Mac>,

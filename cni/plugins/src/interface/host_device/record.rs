@@ -31,7 +31,7 @@ const LIMIT: usize = 64 << 10;
 /// A device that an ADD has moved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Its name on the node.
+    /// The device's name on the node.
     pub(super) name: String,
     alternative_names: Vec<String>,
     mac: Option<String>,
@@ -72,7 +72,7 @@ impl Record {
             return Ok(());
         }
         match route.remove_alternative_names(link, &new) {
-            // Before Linux 6.7, nobody finds the moved link by the names that it lists.
+            // Before Linux 6.7, a moved link still lists its alternative names, but it is no longer found by them.
             Err(error) if error.is_not_found() => Ok(()),
             other => other.map_err(failed),
         }
